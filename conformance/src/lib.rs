@@ -1,0 +1,1 @@
+//! Judges an inference kernel against the reference, layer by layer.

@@ -1,0 +1,1 @@
+//! The NPU path: packed once, resident, launched in tiles, on a CPU.

@@ -1,0 +1,1 @@
+//! Dumps on disk: format, manifest, importers, tensor statistics, diff.

@@ -1,0 +1,1 @@
+//! The plain f32 reference of every op and model.
