@@ -1,0 +1,152 @@
+//! Names of op results. The names and axes are those of the oracle; one registry lists them all.
+
+use std::fmt;
+
+/// The name of one op's result in a model: `embed`, `layers.3.q_rope`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Site {
+    /// The layer, for results inside one.
+    pub layer: Option<u32>,
+    /// A name of the [`SITES`] registry.
+    pub name: &'static str,
+}
+
+impl Site {
+    /// A result outside the layers.
+    pub fn model(name: &'static str) -> Site {
+        Site { layer: None, name: registered(name) }
+    }
+
+    /// A result of layer `layer`.
+    pub fn layer(layer: usize, name: &'static str) -> Site {
+        Site { layer: Some(layer as u32), name: registered(name) }
+    }
+
+    /// The site called `name`, where the registry has it: `layers.3.q_rope`.
+    pub fn parse(name: &str) -> Option<Site> {
+        let (layer, leaf) = match name.strip_prefix("layers.") {
+            None => (None, name),
+            Some(rest) => {
+                let (layer, leaf) = rest.split_once('.')?;
+                (Some(layer.parse().ok()?), leaf)
+            }
+        };
+        SITES.iter().find(|info| info.name == leaf).map(|info| Site { layer, name: info.name })
+    }
+
+    /// Its entry in the registry.
+    pub fn info(&self) -> &'static SiteInfo {
+        SITES.iter().find(|info| info.name == self.name).expect("a site is made from the registry")
+    }
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.layer {
+            Some(layer) => write!(f, "layers.{layer}.{}", self.name),
+            None => f.write_str(self.name),
+        }
+    }
+}
+
+fn registered(name: &'static str) -> &'static str {
+    assert!(SITES.iter().any(|info| info.name == name), "site {name} is not in the registry");
+    name
+}
+
+/// Where a layer's sites are named from: `at.site("q_proj")`.
+#[derive(Clone, Copy, Debug)]
+pub struct At(pub Option<usize>);
+
+impl At {
+    /// Outside the layers.
+    pub const MODEL: At = At(None);
+
+    /// Inside layer `i`.
+    pub fn layer(i: usize) -> At {
+        At(Some(i))
+    }
+
+    /// The site `name` here.
+    pub fn site(&self, name: &'static str) -> Site {
+        match self.0 {
+            Some(layer) => Site::layer(layer, name),
+            None => Site::model(name),
+        }
+    }
+}
+
+/// What a site holds.
+#[derive(Debug, PartialEq)]
+pub struct SiteInfo {
+    /// The name without pass and layer.
+    pub name: &'static str,
+    /// The axes, slowest first.
+    pub axes: &'static [&'static str],
+    /// What the value is.
+    pub what: &'static str,
+}
+
+macro_rules! sites {
+    ($($name:literal [$($axis:literal),*] $what:literal)*) => {
+        /// Every site of every model, in the order of the data flow inside a pass.
+        pub static SITES: &[SiteInfo] = &[$(SiteInfo { name: $name, axes: &[$($axis),*], what: $what }),*];
+    };
+}
+
+sites! {
+    "embed" ["tokens", "hidden"] "embedding rows, scaled where the embedding module scales"
+    "rope.cos" ["tokens", "rotary"] "cosine table as applied"
+    "rope.sin" ["tokens", "rotary"] "sine table as applied"
+    "rope.sliding_attention.cos" ["tokens", "rotary"] "cosine table of sliding layers"
+    "rope.sliding_attention.sin" ["tokens", "rotary"] "sine table of sliding layers"
+    "rope.full_attention.cos" ["tokens", "rotary"] "cosine table of full layers"
+    "rope.full_attention.sin" ["tokens", "rotary"] "sine table of full layers"
+    "attn_norm" ["tokens", "hidden"] "input norm of the layer"
+    "qkv_proj" ["tokens", "q+k+v"] "fused projection, query rows first"
+    "q_proj" ["tokens", "q"] "query projection with bias; query and gate together in gated families"
+    "k_proj" ["tokens", "k"] "key projection with bias"
+    "v_proj" ["tokens", "v"] "value projection with bias"
+    "q_norm" ["tokens", "heads", "head_dim"] "query after its norm"
+    "k_norm" ["tokens", "kv_heads", "head_dim"] "key after its norm"
+    "v_norm" ["tokens", "kv_heads", "head_dim"] "value after its weightless norm"
+    "q_rope" ["tokens", "heads", "head_dim"] "query after rotation"
+    "k_rope" ["tokens", "kv_heads", "head_dim"] "key after rotation"
+    "k_cache" ["keys", "kv_heads", "head_dim"] "all keys that the layer attends to, after the pass"
+    "v_cache" ["keys", "kv_heads", "head_dim"] "all values that the layer attends to, after the pass"
+    "attn_scores" ["heads", "tokens", "keys"] "scaled (and capped) scores before the mask"
+    "attn_probs" ["heads", "tokens", "keys"] "softmax of the masked scores"
+    "attn_ctx" ["tokens", "heads*head_dim"] "values weighted by the probabilities"
+    "attn_gated" ["tokens", "heads*head_dim"] "context times its sigmoid gate"
+    "attn_out" ["tokens", "hidden"] "output projection of attention, delta rule or short convolution"
+    "post_attn_norm" ["tokens", "hidden"] "norm of the attention branch before the residual"
+    "resid_mid" ["tokens", "hidden"] "residual stream between attention and feed-forward"
+    "mlp_norm" ["tokens", "hidden"] "norm before the feed-forward"
+    "mlp_gate_up" ["tokens", "gate+up"] "fused projection, gate rows first"
+    "mlp_gate" ["tokens", "intermediate"] "gate projection"
+    "mlp_up" ["tokens", "intermediate"] "up projection"
+    "mlp_act" ["tokens", "intermediate"] "activated gate times up: the input of the down projection"
+    "mlp_out" ["tokens", "hidden"] "down projection"
+    "post_mlp_norm" ["tokens", "hidden"] "norm of the feed-forward branch before the residual"
+    "out" ["tokens", "hidden"] "layer output: what the next layer receives"
+    "final_norm" ["tokens", "hidden"] "norm before the head"
+    "lm_head" ["tokens", "vocab"] "head product, where a scale or a cap follows"
+    "logits" ["tokens", "vocab"] "logits after any scaling or cap"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_parse() {
+        for (i, info) in SITES.iter().enumerate() {
+            assert!(SITES[i + 1..].iter().all(|other| other.name != info.name), "{} twice", info.name);
+            let site = Site::layer(3, info.name);
+            assert_eq!(Site::parse(&site.to_string()), Some(site));
+        }
+        assert_eq!(Site::parse("layers.3.q_rop"), None);
+        assert_eq!(Site::parse("layers.x.q_rope"), None);
+        assert_eq!(Site::model("rope.cos").to_string(), "rope.cos");
+    }
+}
