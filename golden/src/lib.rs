@@ -1,1 +1,26 @@
 //! Dumps on disk: format, manifest, importers, tensor statistics, diff.
+//!
+//! A *dump* holds the taps of one run. [`Dump::open`] reads Karat's own format and the directories of
+//! the independent oracle alike, [`DumpWriter`] writes one whole or not at all, and [`TopK`] reads the
+//! small goldens of real models, which hold the best logits of each step instead of taps.
+
+mod container;
+mod dump;
+mod error;
+mod hash;
+mod manifest;
+mod name;
+mod oracle;
+pub mod stats;
+mod topk;
+mod writer;
+
+pub use dump::{Dump, Noise, TapValues};
+pub use error::DumpError;
+pub use hash::{model_hash, model_hash_of, sha256_file, sha256_hex};
+pub use manifest::{
+    Dtype, FORMAT, MANIFEST_FILE, Manifest, Origin, Pass, Phase, TAPS_FILE, TapInfo, TapSummary,
+};
+pub use name::{TapKey, pass_rank, split_tap};
+pub use topk::{TOPK_FORMAT, TopK, TopKRun, TopKStep, TopKTap};
+pub use writer::DumpWriter;
