@@ -254,7 +254,7 @@ struct Values {
 
 impl Rows for Values {
     fn rows(&self) -> usize {
-        if self.inner == 0 { 0 } else { self.values.len() / self.inner }
+        self.values.len().checked_div(self.inner).unwrap_or(0)
     }
 
     fn inner(&self) -> usize {

@@ -202,7 +202,7 @@ impl Rope {
             }
         };
         r.finish(&[])?;
-        if rotary_dim % 2 != 0 {
+        if !rotary_dim.is_multiple_of(2) {
             return Err(ConfigError::Value {
                 key: format!("{path}partial_rotary_factor"),
                 found: partial.to_string(),

@@ -1,0 +1,137 @@
+//! The linear projection: where transposed weights hide.
+
+use ndarray::{Array2, ArrayView2, Axis};
+use rayon::prelude::*;
+use spec::NonFinite;
+use spec::families::Linear;
+
+/// Token rows whose sums run side by side. Each sum still adds in its own order.
+const SIDE_BY_SIDE: usize = 8;
+
+/// Weight rows that one thread decodes and applies at a time.
+const ROWS_A_TASK: usize = 16;
+
+/// Multiplies every row of `x` by the transposed weight and adds the bias.
+///
+/// ```text
+/// y[t, o] = Σ_i x[t, i] · w[o, i] + b[o]
+/// ```
+///
+/// `x` is `[tokens, in]`, `w` is `[out, in]` as checkpoints store it, the result is `[tokens, out]`.
+/// The sum runs over i from 0 upwards in f64; products of two f32 are exact there; the bias is
+/// added last. A weight row is decoded, used for all tokens and dropped.
+pub fn linear(x: ArrayView2<f32>, w: &Linear) -> Result<Array2<f64>, NonFinite> {
+    let (tokens, inner) = x.dim();
+    let (out, weight) = (w.weight.out(), &w.weight);
+    assert_eq!(inner, weight.inner(), "linear: row length of x against row length of {}", weight.name());
+
+    let columns = side_by_side(x);
+    let mut by_output = Array2::<f64>::zeros((out, tokens));
+    by_output.axis_chunks_iter_mut(Axis(0), ROWS_A_TASK).into_par_iter().enumerate().try_for_each(
+        |(task, mut y)| {
+            let mut row = vec![0.0; inner];
+            for (r, mut y) in y.rows_mut().into_iter().enumerate() {
+                let o = task * ROWS_A_TASK + r;
+                weight.decode(o, &mut row)?;
+                let bias = w.bias.as_ref().map_or(0.0, |b| f64::from(b[o]));
+                for (block, y) in columns.iter().zip(y.as_slice_mut().expect("rows").chunks_mut(SIDE_BY_SIDE))
+                {
+                    let sums = dots(block, &row);
+                    for (y, sum) in y.iter_mut().zip(sums) {
+                        *y = if w.bias.is_some() { sum + bias } else { sum };
+                    }
+                }
+            }
+            Ok(())
+        },
+    )?;
+    Ok(by_output.reversed_axes().as_standard_layout().into_owned())
+}
+
+/// `x` in blocks of eight rows, each stored column after column; the last block is filled up with 0.
+fn side_by_side(x: ArrayView2<f32>) -> Vec<Vec<[f64; SIDE_BY_SIDE]>> {
+    x.axis_chunks_iter(Axis(0), SIDE_BY_SIDE)
+        .map(|rows| {
+            let mut block = vec![[0.0; SIDE_BY_SIDE]; rows.ncols()];
+            for (r, row) in rows.rows().into_iter().enumerate() {
+                for (column, &v) in block.iter_mut().zip(row) {
+                    column[r] = f64::from(v);
+                }
+            }
+            block
+        })
+        .collect()
+}
+
+/// Eight dot products with one weight row, each added left to right.
+fn dots(block: &[[f64; SIDE_BY_SIDE]], row: &[f32]) -> [f64; SIDE_BY_SIDE] {
+    let mut sums = [0.0; SIDE_BY_SIDE];
+    for (x, &w) in block.iter().zip(row) {
+        let w = f64::from(w);
+        for r in 0..SIDE_BY_SIDE {
+            sums[r] += x[r] * w;
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ndarray::array;
+    use proptest::prelude::*;
+    use spec::{Matrix, Vector};
+
+    fn plain(out: usize, inner: usize, values: Vec<f32>) -> Linear {
+        Linear { weight: Matrix::from_values("w", out, inner, values), bias: None }
+    }
+
+    // Each product lands in its own decimal place: 1·1 + 10·2 = 21, 1·3 + 10·4 = 43.
+    // Transposed, the answer would be 31 and 42.
+    #[test]
+    fn reads_rows_of_w() {
+        let y = linear(array![[1.0, 10.0]].view(), &plain(2, 2, vec![1.0, 2.0, 3.0, 4.0])).unwrap();
+        assert_eq!(y, array![[21.0, 43.0]]);
+    }
+
+    #[test]
+    fn the_bias_belongs_to_the_output() {
+        let mut w = plain(2, 1, vec![1.0, 2.0]);
+        w.bias = Some(Vector::new("b", vec![100.0, 200.0]));
+        assert_eq!(linear(array![[1.0], [3.0]].view(), &w).unwrap(), array![[101.0, 202.0], [103.0, 206.0]]);
+    }
+
+    proptest! {
+        // A one-hot row picks out one column of w, exactly; on every side of the blocks of 8 and 16.
+        #[test]
+        fn one_hot_picks_a_column(tokens in 1usize..20, out in 1usize..40, inner in 1usize..9, pick in 0usize..9) {
+            let pick = pick % inner;
+            let w = plain(out, inner, (0..out * inner).map(|n| (100 * (n / inner) + n % inner) as f32).collect());
+            let x = Array2::from_shape_fn((tokens, inner), |(t, i)| if i == pick { (t + 1) as f32 } else { 0.0 });
+            let y = linear(x.view(), &w).unwrap();
+            for t in 0..tokens {
+                for o in 0..out {
+                    prop_assert_eq!(y[[t, o]], ((t + 1) * (100 * o + pick)) as f64);
+                }
+            }
+        }
+
+        // The blocks change no bit: every output is the plain left-to-right dot product.
+        #[test]
+        fn blocks_keep_the_order_of_the_sum(tokens in 1usize..11, inner in 1usize..30, seed in any::<u32>()) {
+            let value = |n: usize| {
+                let mixed = (n as u32).wrapping_mul(2_654_435_761).wrapping_add(seed);
+                (f64::from(mixed) * 1e-9 - 2.0) as f32
+            };
+            let w = plain(5, inner, (0..5 * inner).map(value).collect());
+            let x = Array2::from_shape_fn((tokens, inner), |(t, i)| value(1000 + t * inner + i));
+            let y = linear(x.view(), &w).unwrap();
+            let w = w.weight.to_values().unwrap();
+            for t in 0..tokens {
+                for o in 0..5 {
+                    prop_assert_eq!(y[[t, o]], crate::sum::dot(x.row(t), &w[o * inner..][..inner]));
+                }
+            }
+        }
+    }
+}
