@@ -1,0 +1,54 @@
+//! The gate of a feed-forward, and additions to the residual stream.
+
+use super::GRAIN;
+use super::math::{gelu_tanh, silu};
+use rayon::prelude::*;
+use spec::families::Activation;
+
+/// `y[r, i] = act(fused[r, i]) · fused[r, inner + i]`
+///
+/// `fused` is `[rows, 2 · inner]` with the gate's columns first; the result is `[rows, inner]`.
+pub fn gate_times_up(fused: &[f32], inner: usize, activation: Activation) -> Vec<f32> {
+    let mut y = vec![0.0; fused.len() / 2];
+    let one = |(y, fused): (&mut [f32], &[f32])| {
+        let (gate, up) = fused.split_at(inner);
+        match activation {
+            Activation::Silu => y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = silu(*g) * u),
+            Activation::GeluTanh => {
+                y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = gelu_tanh(*g) * u);
+            }
+        }
+    };
+    if fused.len() < GRAIN {
+        y.chunks_exact_mut(inner).zip(fused.chunks_exact(2 * inner)).for_each(one);
+    } else {
+        y.par_chunks_exact_mut(inner).zip(fused.par_chunks_exact(2 * inner)).for_each(one);
+    }
+    y
+}
+
+/// `x[i] += branch[i]`
+pub fn add(x: &mut [f32], branch: &[f32]) {
+    debug_assert_eq!(x.len(), branch.len(), "add: lengths");
+    x.iter_mut().zip(branch).for_each(|(x, b)| *x += b);
+}
+
+/// `x[i] *= factor`
+pub fn scale(x: &mut [f32], factor: f32) {
+    x.iter_mut().for_each(|x| *x *= factor);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // silu(1) = 0.731059, silu(2) = 1.761594: gates 1, 2 with ups 10, 100.
+    #[test]
+    fn the_gate_comes_first() {
+        let y = gate_times_up(&[1.0, 2.0, 10.0, 100.0], 2, Activation::Silu);
+        assert!((y[0] - 7.310_59).abs() < 1e-4 && (y[1] - 176.159_4).abs() < 1e-3, "{y:?}");
+        // gelu_tanh(1) = 0.841192
+        let y = gate_times_up(&[1.0, 3.0], 1, Activation::GeluTanh);
+        assert!((y[0] - 2.523_576).abs() < 1e-5, "{y:?}");
+    }
+}

@@ -1,0 +1,120 @@
+//! Kernels: which instructions a launch uses, chosen when the program runs.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use crate::engine::Activations;
+use crate::engine::{LaunchError, bfp16, int8, strict, w4a8, w4a16};
+use crate::pack::{Image, Storage};
+
+/// The instructions that launches are compiled for. All kernels give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kernel {
+    /// Plain Rust for any machine: the definition of every engine.
+    Portable,
+    /// x86-64 with AVX2 and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512,
+}
+
+/// A kernel that this machine cannot run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this machine lacks the instructions of kernel {kernel}; it runs {best}", best = Kernel::best())]
+pub struct UnsupportedKernel {
+    /// The kernel that was asked for.
+    pub kernel: Kernel,
+}
+
+/// Why the kernel that the environment asks for cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    /// The variable names no kernel.
+    #[error("KARAT_KERNEL is {0:?}; it takes portable, avx2 or avx512")]
+    Unknown(String),
+    /// The machine lacks the instructions.
+    #[error("KARAT_KERNEL: {0}")]
+    Unsupported(#[from] UnsupportedKernel),
+}
+
+impl Kernel {
+    /// Every kernel, the portable one first.
+    pub const ALL: [Kernel; 3] = [Kernel::Portable, Kernel::Avx2, Kernel::Avx512];
+
+    /// The name of the kernel in `KARAT_KERNEL` and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Portable => "portable",
+            Kernel::Avx2 => "avx2",
+            Kernel::Avx512 => "avx512",
+        }
+    }
+
+    /// Whether this machine has the instructions.
+    pub fn is_supported(self) -> bool {
+        self == Kernel::Portable
+    }
+
+    /// The widest kernel that this machine supports.
+    pub fn best() -> Kernel {
+        Kernel::ALL.into_iter().rfind(|k| k.is_supported()).unwrap_or(Kernel::Portable)
+    }
+
+    /// The kernel that the environment variable `KARAT_KERNEL` names, or the best one where it is not set.
+    pub fn chosen() -> Result<Kernel, KernelError> {
+        let Ok(name) = std::env::var("KARAT_KERNEL") else { return Ok(Kernel::best()) };
+        let kernel: Kernel = name.parse()?;
+        if kernel.is_supported() { Ok(kernel) } else { Err(UnsupportedKernel { kernel }.into()) }
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Kernel {
+    type Err = KernelError;
+
+    fn from_str(name: &str) -> Result<Kernel, KernelError> {
+        let found = Kernel::ALL.into_iter().find(|k| k.name() == name);
+        found.ok_or_else(|| KernelError::Unknown(name.to_string()))
+    }
+}
+
+/// Brings `rows` activation rows into the format of the image's engine.
+pub(crate) fn prepare(
+    _kernel: Kernel,
+    image: &Image,
+    x: &[f32],
+    rows: usize,
+    into: &mut Activations,
+) -> Result<(), LaunchError> {
+    match &image.storage {
+        Storage::Strict(_) => strict::prepare(image.inner(), x, rows, into),
+        Storage::Int8(_) => int8::prepare(image.inner(), x, rows, into),
+        Storage::W4A8(_) => w4a8::prepare(image.inner(), x, rows, into),
+        Storage::W4A16(_) => w4a16::prepare(image.inner(), x, rows, into),
+        Storage::Bfp16(_) => bfp16::prepare(image.inner(), x, rows, into),
+    }
+}
+
+/// Computes the outputs of `tiles` for all prepared rows into `y`, `[tile, row, outputs of a tile]`.
+pub(crate) fn run(
+    _kernel: Kernel,
+    image: &Image,
+    x: &[f32],
+    a: &Activations,
+    tiles: Range<usize>,
+    y: &mut [f32],
+) {
+    match &image.storage {
+        Storage::Strict(image) => strict::portable(image, x, tiles, y),
+        Storage::Int8(image) => int8::portable(image, a, tiles, y),
+        Storage::W4A8(image) => w4a8::portable(image, a, tiles, y),
+        Storage::W4A16(image) => w4a16::portable(image, a, tiles, y),
+        Storage::Bfp16(image) => bfp16::portable(image, a, tiles, y),
+    }
+}
