@@ -1,1 +1,7 @@
-//! Judges an inference kernel against the reference, layer by layer.
+//! Judging a subject against the reference, and the reference against goldens.
+
+#![forbid(unsafe_code)]
+
+pub mod golden_gate;
+pub mod passes;
+pub mod record;
