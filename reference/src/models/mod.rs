@@ -1,8 +1,12 @@
 //! Model programs: each is written once, over [`Ops`], and reads top to bottom.
 
 mod decoder;
+pub mod parts;
+mod phi3;
 
-pub use decoder::{Decoder, DecoderState};
+pub use decoder::Decoder;
+pub use parts::DecoderState;
+pub use phi3::Phi3;
 
 use crate::ops::Ops;
 use spec::{Config, Weights};
@@ -10,14 +14,16 @@ use spec::{Config, Weights};
 /// A model of any family.
 #[derive(Clone, Debug)]
 pub enum Model {
-    /// llama, mistral, qwen2, qwen3.
+    /// llama, mistral, qwen2, qwen3, smollm3, granite, minicpm.
     Decoder(Decoder),
+    /// phi3.
+    Phi3(Phi3),
 }
 
 /// The state that a model carries from pass to pass.
 #[derive(Clone, Debug)]
 pub enum ModelState<T> {
-    /// See [`Model::Decoder`].
+    /// Keys and values, and nothing else.
     Decoder(DecoderState<T>),
 }
 
@@ -33,22 +39,27 @@ impl Model {
             (Config::Decoder(config), Weights::Decoder(weights)) => {
                 Model::Decoder(Decoder { config, weights })
             }
+            (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
+            (config, _) => panic!("model: weights of another family than the {} config", config.family()),
         }
     }
 
     /// State before the first token.
     pub fn fresh<T>(&self) -> ModelState<T> {
         match self {
-            Model::Decoder(model) => ModelState::Decoder(model.fresh()),
+            Model::Decoder(model) => ModelState::Decoder(DecoderState::fresh(model.config.layers.len())),
+            Model::Phi3(model) => ModelState::Decoder(DecoderState::fresh(model.config.layers.len())),
         }
     }
 
     /// Feeds `ids` behind what `state` holds; the logits of every fed token, `[tokens, vocab]`.
     ///
-    /// Feeding a prompt at once, token by token or in any chunks gives the same values.
+    /// Feeding a prompt at once, token by token or in any chunks gives the same values (but for LongRoPE
+    /// beyond the original context, whose frequencies depend on the length reached).
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut ModelState<O::Tensor>, ids: &[u32]) -> O::Tensor {
-        match (self, state) {
-            (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+        match self {
+            Model::Decoder(model) => model.pass(ops, state.decoder(), ids),
+            Model::Phi3(model) => model.pass(ops, state.decoder(), ids),
         }
     }
 }
@@ -58,6 +69,12 @@ impl<T> ModelState<T> {
     pub fn position(&self) -> usize {
         match self {
             ModelState::Decoder(state) => state.position,
+        }
+    }
+
+    fn decoder(&mut self) -> &mut DecoderState<T> {
+        match self {
+            ModelState::Decoder(state) => state,
         }
     }
 }

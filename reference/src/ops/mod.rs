@@ -6,27 +6,40 @@
 
 mod append;
 mod attention;
+mod clamped_swiglu;
+mod divide;
 mod embed;
+mod experts;
 mod gated_act;
 mod linear;
 mod residual;
 mod rms_norm;
 mod rope;
+mod router;
+mod slice;
 
 pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
+pub use clamped_swiglu::clamped_swiglu;
+pub use divide::divide;
 pub use embed::embed;
+use experts::expert;
+pub use experts::{expert_linear, mixture};
 pub use gated_act::{activate, gated_act};
 pub use linear::linear;
 pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
+pub use router::{router_index, router_weights};
+pub use slice::{concat, slice};
 
 use crate::State;
 use ndarray::{ArcArray, ArrayD, IxDyn};
+use spec::families::moe::Router;
 use spec::families::{Activation, Linear};
 use spec::site::At;
 use spec::{Matrix, NonFinite, Rope, Site, Vector};
+use std::ops::Range;
 
 /// Values at a site: f32, axes as in the site registry; cheap to clone.
 pub type Tensor = ArcArray<f32, IxDyn>;
@@ -78,6 +91,22 @@ pub enum Call<'a, T> {
     GatedAct { gate: &'a T, up: &'a T, activation: Activation },
     /// See [`Ops::residual`].
     Residual { x: &'a T, branch: &'a T, multiplier: f32 },
+    /// See [`Ops::divide`].
+    Divide { x: &'a T, divisor: f32 },
+    /// See [`Ops::slice`].
+    Slice { x: &'a T, width: usize, start: usize, end: usize },
+    /// See [`Ops::concat`].
+    Concat { a: &'a T, b: &'a T },
+    /// See [`Ops::router_index`].
+    RouterIndex { logits: &'a T, router: &'a Router, bias: Option<&'a Vector> },
+    /// See [`Ops::router_weights`].
+    RouterWeights { logits: &'a T, index: &'a T, router: &'a Router },
+    /// See [`Ops::expert_linear`].
+    ExpertLinear { x: &'a T, index: &'a T, experts: &'a [Linear] },
+    /// See [`Ops::mixture`].
+    Mixture { y: &'a T, weights: &'a T },
+    /// See [`Ops::clamped_swiglu`].
+    ClampedSwiglu { gate: &'a T, up: &'a T, alpha: f64, limit: f64 },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -96,6 +125,14 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => "attn_ctx",
             Call::GatedAct { .. } => "gated_act",
             Call::Residual { .. } => "residual",
+            Call::Divide { .. } => "divide",
+            Call::Slice { .. } => "slice",
+            Call::Concat { .. } => "concat",
+            Call::RouterIndex { .. } => "router_index",
+            Call::RouterWeights { .. } => "router_weights",
+            Call::ExpertLinear { .. } => "expert_linear",
+            Call::Mixture { .. } => "mixture",
+            Call::ClampedSwiglu { .. } => "clamped_swiglu",
         }
     }
 
@@ -112,6 +149,13 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { probs, v } => vec![probs, v],
             Call::GatedAct { gate, up, .. } => vec![gate, up],
             Call::Residual { x, branch, .. } => vec![x, branch],
+            Call::Divide { x, .. } | Call::Slice { x, .. } => vec![x],
+            Call::Concat { a, b } => vec![a, b],
+            Call::RouterIndex { logits, .. } => vec![logits],
+            Call::RouterWeights { logits, index, .. } => vec![logits, index],
+            Call::ExpertLinear { x, index, .. } => vec![x, index],
+            Call::Mixture { y, weights } => vec![y, weights],
+            Call::ClampedSwiglu { gate, up, .. } => vec![gate, up],
         }
     }
 
@@ -135,6 +179,16 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => Call::AttnCtx { probs: o(0), v: o(1) },
             Call::GatedAct { activation, .. } => Call::GatedAct { gate: o(0), up: o(1), activation },
             Call::Residual { multiplier, .. } => Call::Residual { x: o(0), branch: o(1), multiplier },
+            Call::Divide { divisor, .. } => Call::Divide { x: o(0), divisor },
+            Call::Slice { width, start, end, .. } => Call::Slice { x: o(0), width, start, end },
+            Call::Concat { .. } => Call::Concat { a: o(0), b: o(1) },
+            Call::RouterIndex { router, bias, .. } => Call::RouterIndex { logits: o(0), router, bias },
+            Call::RouterWeights { router, .. } => Call::RouterWeights { logits: o(0), index: o(1), router },
+            Call::ExpertLinear { experts, .. } => Call::ExpertLinear { x: o(0), index: o(1), experts },
+            Call::Mixture { .. } => Call::Mixture { y: o(0), weights: o(1) },
+            Call::ClampedSwiglu { alpha, limit, .. } => {
+                Call::ClampedSwiglu { gate: o(0), up: o(1), alpha, limit }
+            }
         }
     }
 }
@@ -158,6 +212,16 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::AttnCtx { probs, v } => attn_ctx(probs, v).into_dyn(),
         Call::GatedAct { gate, up, activation } => gated_act(gate, up, *activation),
         Call::Residual { x, branch, multiplier } => residual(x, branch, *multiplier),
+        Call::Divide { x, divisor } => divide(x, *divisor),
+        Call::Slice { x, width, start, end } => slice(x, *width, *start..*end),
+        Call::Concat { a, b } => concat(a, b).into_dyn(),
+        Call::RouterIndex { logits, router, bias } => {
+            router_index(logits, router, bias.map(|b| &b[..])).into_dyn()
+        }
+        Call::RouterWeights { logits, index, router } => router_weights(logits, index, router).into_dyn(),
+        Call::ExpertLinear { x, index, experts } => expert_linear(x, index, experts)?.into_dyn(),
+        Call::Mixture { y, weights } => mixture(y, weights).into_dyn(),
+        Call::ClampedSwiglu { gate, up, alpha, limit } => clamped_swiglu(gate, up, *alpha, *limit),
     })
 }
 
@@ -285,5 +349,75 @@ pub trait Ops {
         multiplier: f32,
     ) -> Self::Tensor {
         self.run(at, Call::Residual { x, branch, multiplier })
+    }
+
+    /// `y = x / divisor`, element by element.
+    fn divide(&mut self, at: Site, x: &Self::Tensor, divisor: f32) -> Self::Tensor {
+        self.run(at, Call::Divide { x, divisor })
+    }
+
+    /// `y[t, g, i] = x[t, g · width + range.start + i]`: the values `range` of every group of `width`.
+    /// The result is `[tokens, len]`, or `[tokens, groups, len]` where a row holds several groups or `x`
+    /// has three axes.
+    fn slice(&mut self, at: Site, x: &Self::Tensor, width: usize, range: Range<usize>) -> Self::Tensor {
+        self.run(at, Call::Slice { x, width, start: range.start, end: range.end })
+    }
+
+    /// `y[t, h] = a[t, h] ‖ b[t, h]`, or `‖ b[t, 0]` where `b` has one head; three axes each.
+    fn concat(&mut self, at: Site, a: &Self::Tensor, b: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Concat { a, b })
+    }
+
+    /// The ids of the `num_experts_per_tok` experts with the largest scores, `[tokens, k]`; `bias` joins
+    /// the scores for the choice only. `logits` is `[tokens, experts]`.
+    fn router_index(
+        &mut self,
+        at: Site,
+        logits: &Self::Tensor,
+        router: &Router,
+        bias: Option<&Vector>,
+    ) -> Self::Tensor {
+        self.run(at, Call::RouterIndex { logits, router, bias })
+    }
+
+    /// The weights of the chosen experts, `[tokens, k]` in the order of `index`: softmax or sigmoid of
+    /// their logits, renormalised and scaled as the router says.
+    fn router_weights(
+        &mut self,
+        at: Site,
+        logits: &Self::Tensor,
+        index: &Self::Tensor,
+        router: &Router,
+    ) -> Self::Tensor {
+        self.run(at, Call::RouterWeights { logits, index, router })
+    }
+
+    /// `y[t, j, o] = Σ_i x[t, j, i] · W_e[o, i] + b_e[o]` with `e = index[t, j]`; `x` is `[tokens, k, in]`,
+    /// or `[tokens, in]` where all choices read the same row; the result is `[tokens, k, out]`.
+    fn expert_linear(
+        &mut self,
+        at: Site,
+        x: &Self::Tensor,
+        index: &Self::Tensor,
+        experts: &[Linear],
+    ) -> Self::Tensor {
+        self.run(at, Call::ExpertLinear { x, index, experts })
+    }
+
+    /// `m[t, i] = Σ_j weights[t, j] · y[t, j, i]`; `[tokens, hidden]`.
+    fn mixture(&mut self, at: Site, y: &Self::Tensor, weights: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Mixture { y, weights })
+    }
+
+    /// `y = (clamp(up, ±limit) + 1) · g · σ(alpha · g)` with `g = min(gate, limit)`, element by element.
+    fn clamped_swiglu(
+        &mut self,
+        at: Site,
+        gate: &Self::Tensor,
+        up: &Self::Tensor,
+        alpha: f64,
+        limit: f64,
+    ) -> Self::Tensor {
+        self.run(at, Call::ClampedSwiglu { gate, up, alpha, limit })
     }
 }
