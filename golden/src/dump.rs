@@ -243,6 +243,7 @@ impl Dump {
         self.same_hash(Some(&tap.name), &tap.sha256, self.container.tensor_hash(slot))?;
         let (Some(said), Some(values)) = (&tap.summary, self.f32(&tap.name)?) else { return Ok(()) };
         let is = TapSummary::of(&tap.name, &tap.shape, &values);
+        self.release(&tap.name, 0, tap.elements());
         // NaN equals NaN in text, and infinities in `first` are null there.
         let (said_line, is_line) = (manifest::line(tap, said), manifest::line(tap, &is));
         if said_line == is_line {
