@@ -1,8 +1,12 @@
 //! Model programs: each is written once, over [`Ops`], and reads top to bottom.
 
+mod attention;
 mod decoder;
+mod gemma;
 
+pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
+pub use gemma::{Gemma, GemmaState, GemmaTables};
 
 use crate::ops::Ops;
 use spec::{Config, Weights};
@@ -12,6 +16,8 @@ use spec::{Config, Weights};
 pub enum Model {
     /// llama, mistral, qwen2, qwen3.
     Decoder(Decoder),
+    /// gemma2, gemma3.
+    Gemma(Gemma),
 }
 
 /// The state that a model carries from pass to pass.
@@ -19,6 +25,8 @@ pub enum Model {
 pub enum ModelState<T> {
     /// See [`Model::Decoder`].
     Decoder(DecoderState<T>),
+    /// See [`Model::Gemma`].
+    Gemma(GemmaState<T>),
 }
 
 impl Model {
@@ -33,6 +41,8 @@ impl Model {
             (Config::Decoder(config), Weights::Decoder(weights)) => {
                 Model::Decoder(Decoder { config, weights })
             }
+            (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
+            (config, _) => panic!("weights of another family than {}", config.family()),
         }
     }
 
@@ -40,15 +50,22 @@ impl Model {
     pub fn fresh<T>(&self) -> ModelState<T> {
         match self {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
+            Model::Gemma(model) => ModelState::Gemma(model.fresh()),
         }
     }
 
     /// Feeds `ids` behind what `state` holds; the logits of every fed token, `[tokens, vocab]`.
     ///
     /// Feeding a prompt at once, token by token or in any chunks gives the same values.
+    ///
+    /// # Panics
+    ///
+    /// Where `state` is of another family: [`Model::fresh`] of the same model makes that impossible.
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut ModelState<O::Tensor>, ids: &[u32]) -> O::Tensor {
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
+            _ => panic!("state of another family than the model's"),
         }
     }
 }
@@ -58,6 +75,7 @@ impl<T> ModelState<T> {
     pub fn position(&self) -> usize {
         match self {
             ModelState::Decoder(state) => state.position,
+            ModelState::Gemma(state) => state.position,
         }
     }
 }

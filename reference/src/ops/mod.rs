@@ -12,6 +12,7 @@ mod linear;
 mod residual;
 mod rms_norm;
 mod rope;
+mod softcap;
 
 pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
@@ -21,6 +22,7 @@ pub use linear::linear;
 pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
+pub use softcap::softcap;
 
 use crate::State;
 use ndarray::{ArcArray, ArrayD, IxDyn};
@@ -78,6 +80,8 @@ pub enum Call<'a, T> {
     GatedAct { gate: &'a T, up: &'a T, activation: Activation },
     /// See [`Ops::residual`].
     Residual { x: &'a T, branch: &'a T, multiplier: f32 },
+    /// See [`Ops::softcap`].
+    Softcap { x: &'a T, cap: f64 },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -96,6 +100,7 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => "attn_ctx",
             Call::GatedAct { .. } => "gated_act",
             Call::Residual { .. } => "residual",
+            Call::Softcap { .. } => "softcap",
         }
     }
 
@@ -112,6 +117,7 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { probs, v } => vec![probs, v],
             Call::GatedAct { gate, up, .. } => vec![gate, up],
             Call::Residual { x, branch, .. } => vec![x, branch],
+            Call::Softcap { x, .. } => vec![x],
         }
     }
 
@@ -135,6 +141,7 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => Call::AttnCtx { probs: o(0), v: o(1) },
             Call::GatedAct { activation, .. } => Call::GatedAct { gate: o(0), up: o(1), activation },
             Call::Residual { multiplier, .. } => Call::Residual { x: o(0), branch: o(1), multiplier },
+            Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
         }
     }
 }
@@ -158,6 +165,7 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::AttnCtx { probs, v } => attn_ctx(probs, v).into_dyn(),
         Call::GatedAct { gate, up, activation } => gated_act(gate, up, *activation),
         Call::Residual { x, branch, multiplier } => residual(x, branch, *multiplier),
+        Call::Softcap { x, cap } => softcap(x, *cap),
     })
 }
 
@@ -285,5 +293,10 @@ pub trait Ops {
         multiplier: f32,
     ) -> Self::Tensor {
         self.run(at, Call::Residual { x, branch, multiplier })
+    }
+
+    /// `y = cap · tanh(x / cap)`, element by element: logits bent into (-cap, cap).
+    fn softcap(&mut self, at: Site, x: &Self::Tensor, cap: f64) -> Self::Tensor {
+        self.run(at, Call::Softcap { x, cap })
     }
 }
