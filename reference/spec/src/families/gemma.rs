@@ -285,7 +285,7 @@ mod tests {
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}}));
         assert_eq!(older, newer);
         assert_eq!(older.rope.scaling, Scaling::Linear { factor: 8.0 });
-        assert_eq!((older.rope.theta, older.rope_local.unwrap().theta), (1e6, 1e4));
+        assert_eq!((older.rope.theta, older.rope_local.as_ref().unwrap().theta), (1e6, 1e4));
         assert_eq!((older.head_dim, older.num_key_value_heads, older.window(5)), (256, 4, None));
     }
 
