@@ -96,6 +96,7 @@ macro_rules! sites {
 
 sites! {
     "embed" ["tokens", "hidden"] "embedding rows, scaled where the embedding module scales"
+    "embed_scaled" ["tokens", "hidden"] "embedding rows times a multiplier that stands outside the module"
     "rope.cos" ["tokens", "rotary"] "cosine table as applied"
     "rope.sin" ["tokens", "rotary"] "sine table as applied"
     "rope.sliding_attention.cos" ["tokens", "rotary"] "cosine table of sliding layers"

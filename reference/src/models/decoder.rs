@@ -15,7 +15,7 @@
 //! Sources: arXiv 2302.13971 (llama), 2310.06825 (mistral), 2407.10671 (qwen2), 2505.09388 (qwen3),
 //! 2404.06395 and 2506.07900 (minicpm); the model cards of SmolLM3 and Granite 3.
 
-use super::parts::{DecoderState, KvCache, Tables, positions};
+use super::{KvCache, Tables};
 use crate::ops::{Mask, Ops};
 use spec::families::Linear;
 use spec::families::decoder::{DecoderConfig, DecoderWeights};
@@ -30,26 +30,50 @@ pub struct Decoder {
     pub weights: DecoderWeights,
 }
 
+/// Keys and values of every layer.
+#[derive(Clone, Debug)]
+pub struct DecoderState<T> {
+    /// Number of tokens fed.
+    pub position: usize,
+    /// One entry a layer.
+    pub layers: Vec<KvCache<T>>,
+}
+
+impl<T> DecoderState<T> {
+    /// State of `layers` layers before the first token.
+    pub fn empty(layers: usize) -> Self {
+        DecoderState { position: 0, layers: (0..layers).map(|_| KvCache::empty()).collect() }
+    }
+}
+
 impl Decoder {
+    /// State before the first token.
+    pub fn fresh<T>(&self) -> DecoderState<T> {
+        DecoderState::empty(self.weights.layers.len())
+    }
+
     /// Logits of every token of `ids`, `[tokens, vocab]`.
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut DecoderState<O::Tensor>, ids: &[u32]) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
-        let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, c.embedding_multiplier);
-        let rope = Tables::new(ops, &positions(state.position, ids.len()), &c.rope);
+        let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, 1.0);
+        if let Some(multiplier) = c.embedding_multiplier {
+            x = ops.scale(at.site("embed_scaled"), &x, f64::from(multiplier));
+        }
+        let rope = Tables::new(ops, ["rope.cos", "rope.sin"], &c.rope, state.position, ids.len());
         for (i, cache) in state.layers.iter_mut().enumerate() {
             x = self.layer(ops, i, &x, state.position, &rope, cache);
         }
         state.position += ids.len();
         let mut x = ops.rms_norm(at.site("final_norm"), &x, Some(&w.norm), c.hidden_size, c.rms_norm_eps);
         if let Some(divisor) = c.hidden_divisor {
-            x = ops.divide(at.site("head_in"), &x, divisor);
+            x = ops.scale(at.site("head_in"), &x, 1.0 / f64::from(divisor));
         }
         let head = Linear { weight: w.lm_head.clone(), bias: None };
         match c.logits_scaling {
             None => ops.linear(at.site("logits"), &x, &head),
             Some(divisor) => {
                 let product = ops.linear(at.site("lm_head"), &x, &head);
-                ops.divide(at.site("logits"), &product, divisor)
+                ops.scale(at.site("logits"), &product, 1.0 / f64::from(divisor))
             }
         }
     }

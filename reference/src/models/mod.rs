@@ -1,11 +1,14 @@
 //! Model programs: each is written once, over [`Ops`], and reads top to bottom.
 
+mod attention;
 mod decoder;
-pub mod parts;
+mod gemma;
+mod moe;
 mod phi3;
 
-pub use decoder::Decoder;
-pub use parts::DecoderState;
+pub use attention::{KvCache, Tables};
+pub use decoder::{Decoder, DecoderState};
+pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use phi3::Phi3;
 
 use crate::ops::Ops;
@@ -18,13 +21,17 @@ pub enum Model {
     Decoder(Decoder),
     /// phi3.
     Phi3(Phi3),
+    /// gemma2, gemma3.
+    Gemma(Gemma),
 }
 
 /// The state that a model carries from pass to pass.
 #[derive(Clone, Debug)]
 pub enum ModelState<T> {
-    /// Keys and values, and nothing else.
+    /// Keys and values, and nothing else: [`Model::Decoder`], [`Model::Phi3`].
     Decoder(DecoderState<T>),
+    /// See [`Model::Gemma`].
+    Gemma(GemmaState<T>),
 }
 
 impl Model {
@@ -40,15 +47,17 @@ impl Model {
                 Model::Decoder(Decoder { config, weights })
             }
             (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
-            (config, _) => panic!("model: weights of another family than the {} config", config.family()),
+            (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
+            (config, _) => panic!("weights of another family than {}", config.family()),
         }
     }
 
     /// State before the first token.
     pub fn fresh<T>(&self) -> ModelState<T> {
         match self {
-            Model::Decoder(model) => ModelState::Decoder(DecoderState::fresh(model.config.layers.len())),
-            Model::Phi3(model) => ModelState::Decoder(DecoderState::fresh(model.config.layers.len())),
+            Model::Decoder(model) => ModelState::Decoder(model.fresh()),
+            Model::Phi3(model) => ModelState::Decoder(model.fresh()),
+            Model::Gemma(model) => ModelState::Gemma(model.fresh()),
         }
     }
 
@@ -56,10 +65,16 @@ impl Model {
     ///
     /// Feeding a prompt at once, token by token or in any chunks gives the same values (but for LongRoPE
     /// beyond the original context, whose frequencies depend on the length reached).
+    ///
+    /// # Panics
+    ///
+    /// Where `state` is of another family: [`Model::fresh`] of the same model makes that impossible.
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut ModelState<O::Tensor>, ids: &[u32]) -> O::Tensor {
-        match self {
-            Model::Decoder(model) => model.pass(ops, state.decoder(), ids),
-            Model::Phi3(model) => model.pass(ops, state.decoder(), ids),
+        match (self, state) {
+            (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
+            _ => panic!("state of another family than the model's"),
         }
     }
 }
@@ -69,12 +84,7 @@ impl<T> ModelState<T> {
     pub fn position(&self) -> usize {
         match self {
             ModelState::Decoder(state) => state.position,
-        }
-    }
-
-    fn decoder(&mut self) -> &mut DecoderState<T> {
-        match self {
-            ModelState::Decoder(state) => state,
+            ModelState::Gemma(state) => state.position,
         }
     }
 }

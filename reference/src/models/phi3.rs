@@ -11,7 +11,7 @@
 //!
 //! Source: arXiv 2404.14219.
 
-use super::parts::{DecoderState, KvCache, Tables, positions};
+use super::{DecoderState, KvCache, Tables};
 use crate::ops::{Mask, Ops};
 use spec::families::Linear;
 use spec::families::decoder::DecoderConfig;
@@ -28,11 +28,16 @@ pub struct Phi3 {
 }
 
 impl Phi3 {
+    /// State before the first token.
+    pub fn fresh<T>(&self) -> DecoderState<T> {
+        DecoderState::empty(self.weights.layers.len())
+    }
+
     /// Logits of every token of `ids`, `[tokens, vocab]`.
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut DecoderState<O::Tensor>, ids: &[u32]) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights.ends, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, 1.0);
-        let rope = Tables::new(ops, &positions(state.position, ids.len()), &c.rope);
+        let rope = Tables::new(ops, ["rope.cos", "rope.sin"], &c.rope, state.position, ids.len());
         for (i, cache) in state.layers.iter_mut().enumerate() {
             x = self.layer(ops, i, &x, state.position, &rope, cache);
         }

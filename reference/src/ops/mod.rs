@@ -7,7 +7,6 @@
 mod append;
 mod attention;
 mod clamped_swiglu;
-mod divide;
 mod embed;
 mod experts;
 mod gated_act;
@@ -16,12 +15,13 @@ mod residual;
 mod rms_norm;
 mod rope;
 mod router;
+mod scale;
 mod slice;
+mod softcap;
 
 pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
 pub use clamped_swiglu::clamped_swiglu;
-pub use divide::divide;
 pub use embed::embed;
 use experts::expert;
 pub use experts::{expert_linear, mixture};
@@ -31,7 +31,9 @@ pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
 pub use router::{router_index, router_weights};
+pub use scale::scale;
 pub use slice::{concat, slice};
+pub use softcap::softcap;
 
 use crate::State;
 use ndarray::{ArcArray, ArrayD, IxDyn};
@@ -91,8 +93,8 @@ pub enum Call<'a, T> {
     GatedAct { gate: &'a T, up: &'a T, activation: Activation },
     /// See [`Ops::residual`].
     Residual { x: &'a T, branch: &'a T, multiplier: f32 },
-    /// See [`Ops::divide`].
-    Divide { x: &'a T, divisor: f32 },
+    /// See [`Ops::scale`].
+    Scale { x: &'a T, factor: f64 },
     /// See [`Ops::slice`].
     Slice { x: &'a T, width: usize, start: usize, end: usize },
     /// See [`Ops::concat`].
@@ -107,6 +109,8 @@ pub enum Call<'a, T> {
     Mixture { y: &'a T, weights: &'a T },
     /// See [`Ops::clamped_swiglu`].
     ClampedSwiglu { gate: &'a T, up: &'a T, alpha: f64, limit: f64 },
+    /// See [`Ops::softcap`].
+    Softcap { x: &'a T, cap: f64 },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -125,7 +129,7 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => "attn_ctx",
             Call::GatedAct { .. } => "gated_act",
             Call::Residual { .. } => "residual",
-            Call::Divide { .. } => "divide",
+            Call::Scale { .. } => "scale",
             Call::Slice { .. } => "slice",
             Call::Concat { .. } => "concat",
             Call::RouterIndex { .. } => "router_index",
@@ -133,6 +137,7 @@ impl<'a, T> Call<'a, T> {
             Call::ExpertLinear { .. } => "expert_linear",
             Call::Mixture { .. } => "mixture",
             Call::ClampedSwiglu { .. } => "clamped_swiglu",
+            Call::Softcap { .. } => "softcap",
         }
     }
 
@@ -149,13 +154,14 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { probs, v } => vec![probs, v],
             Call::GatedAct { gate, up, .. } => vec![gate, up],
             Call::Residual { x, branch, .. } => vec![x, branch],
-            Call::Divide { x, .. } | Call::Slice { x, .. } => vec![x],
+            Call::Scale { x, .. } | Call::Slice { x, .. } => vec![x],
             Call::Concat { a, b } => vec![a, b],
             Call::RouterIndex { logits, .. } => vec![logits],
             Call::RouterWeights { logits, index, .. } => vec![logits, index],
             Call::ExpertLinear { x, index, .. } => vec![x, index],
             Call::Mixture { y, weights } => vec![y, weights],
             Call::ClampedSwiglu { gate, up, .. } => vec![gate, up],
+            Call::Softcap { x, .. } => vec![x],
         }
     }
 
@@ -179,7 +185,7 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => Call::AttnCtx { probs: o(0), v: o(1) },
             Call::GatedAct { activation, .. } => Call::GatedAct { gate: o(0), up: o(1), activation },
             Call::Residual { multiplier, .. } => Call::Residual { x: o(0), branch: o(1), multiplier },
-            Call::Divide { divisor, .. } => Call::Divide { x: o(0), divisor },
+            Call::Scale { factor, .. } => Call::Scale { x: o(0), factor },
             Call::Slice { width, start, end, .. } => Call::Slice { x: o(0), width, start, end },
             Call::Concat { .. } => Call::Concat { a: o(0), b: o(1) },
             Call::RouterIndex { router, bias, .. } => Call::RouterIndex { logits: o(0), router, bias },
@@ -189,6 +195,7 @@ impl<'a, T> Call<'a, T> {
             Call::ClampedSwiglu { alpha, limit, .. } => {
                 Call::ClampedSwiglu { gate: o(0), up: o(1), alpha, limit }
             }
+            Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
         }
     }
 }
@@ -212,7 +219,7 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::AttnCtx { probs, v } => attn_ctx(probs, v).into_dyn(),
         Call::GatedAct { gate, up, activation } => gated_act(gate, up, *activation),
         Call::Residual { x, branch, multiplier } => residual(x, branch, *multiplier),
-        Call::Divide { x, divisor } => divide(x, *divisor),
+        Call::Scale { x, factor } => scale(x, *factor),
         Call::Slice { x, width, start, end } => slice(x, *width, *start..*end),
         Call::Concat { a, b } => concat(a, b).into_dyn(),
         Call::RouterIndex { logits, router, bias } => {
@@ -222,6 +229,7 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::ExpertLinear { x, index, experts } => expert_linear(x, index, experts)?.into_dyn(),
         Call::Mixture { y, weights } => mixture(y, weights).into_dyn(),
         Call::ClampedSwiglu { gate, up, alpha, limit } => clamped_swiglu(gate, up, *alpha, *limit),
+        Call::Softcap { x, cap } => softcap(x, *cap),
     })
 }
 
@@ -351,9 +359,9 @@ pub trait Ops {
         self.run(at, Call::Residual { x, branch, multiplier })
     }
 
-    /// `y = x / divisor`, element by element.
-    fn divide(&mut self, at: Site, x: &Self::Tensor, divisor: f32) -> Self::Tensor {
-        self.run(at, Call::Divide { x, divisor })
+    /// `y = x · factor`, element by element.
+    fn scale(&mut self, at: Site, x: &Self::Tensor, factor: f64) -> Self::Tensor {
+        self.run(at, Call::Scale { x, factor })
     }
 
     /// `y[t, g, i] = x[t, g · width + range.start + i]`: the values `range` of every group of `width`.
@@ -419,5 +427,10 @@ pub trait Ops {
         limit: f64,
     ) -> Self::Tensor {
         self.run(at, Call::ClampedSwiglu { gate, up, alpha, limit })
+    }
+
+    /// `y = cap · tanh(x / cap)`, element by element: logits bent into (-cap, cap).
+    fn softcap(&mut self, at: Site, x: &Self::Tensor, cap: f64) -> Self::Tensor {
+        self.run(at, Call::Softcap { x, cap })
     }
 }

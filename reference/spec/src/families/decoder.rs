@@ -55,7 +55,7 @@ pub struct DecoderConfig {
     /// Activation of the gate.
     pub activation: Activation,
     /// What embedding rows are multiplied by (granite; `scale_emb` of minicpm).
-    pub embedding_multiplier: f32,
+    pub embedding_multiplier: Option<f32>,
     /// What each branch is multiplied by before it joins the stream (granite;
     /// `scale_depth / √num_hidden_layers` in minicpm).
     pub residual_multiplier: f32,
@@ -148,7 +148,7 @@ impl DecoderConfig {
 
 /// The multipliers and divisors of granite and minicpm; neutral for the others.
 struct Scales {
-    embedding_multiplier: f32,
+    embedding_multiplier: Option<f32>,
     residual_multiplier: f32,
     attention_multiplier: Option<f64>,
     logits_scaling: Option<f32>,
@@ -163,7 +163,7 @@ impl Scales {
         layers: usize,
     ) -> Result<Self, ConfigError> {
         let mut scales = Scales {
-            embedding_multiplier: 1.0,
+            embedding_multiplier: None,
             residual_multiplier: 1.0,
             attention_multiplier: None,
             logits_scaling: None,
@@ -171,13 +171,13 @@ impl Scales {
         };
         match family {
             "granite" => {
-                scales.embedding_multiplier = r.f64_opt("embedding_multiplier")?.unwrap_or(1.0) as f32;
+                scales.embedding_multiplier = r.f64_opt("embedding_multiplier")?.map(|v| v as f32);
                 scales.residual_multiplier = r.f64_opt("residual_multiplier")?.unwrap_or(1.0) as f32;
                 scales.attention_multiplier = Some(r.f64_opt("attention_multiplier")?.unwrap_or(1.0));
                 scales.logits_scaling = positive(r, "logits_scaling")?;
             }
             "minicpm" => {
-                scales.embedding_multiplier = r.f64_opt("scale_emb")?.unwrap_or(1.0) as f32;
+                scales.embedding_multiplier = r.f64_opt("scale_emb")?.map(|v| v as f32);
                 let depth = r.f64_opt("scale_depth")?.unwrap_or(1.0);
                 scales.residual_multiplier = (depth / (layers as f64).sqrt()) as f32;
                 scales.hidden_divisor = positive(r, "dim_model_base")?.map(|base| hidden as f32 / base);

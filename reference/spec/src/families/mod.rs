@@ -3,8 +3,11 @@
 //! Families that differ in a flag share a module; see ARCHITECTURE.md for how to add one.
 
 pub mod decoder;
+pub mod gemma;
+pub mod layered;
 pub mod moe;
 pub mod phi3;
+pub mod wrapped;
 
 use crate::config::{ConfigError, ConfigReader};
 use crate::matrix::{Matrix, Vector};
@@ -135,6 +138,8 @@ pub enum Config {
     Decoder(decoder::DecoderConfig),
     /// phi3: fused projections.
     Phi3(decoder::DecoderConfig),
+    /// Four centred norms a layer: gemma2, gemma3.
+    Gemma(gemma::GemmaConfig),
 }
 
 /// A config with the keys that were passed over (null, false, or allowed by name).
@@ -144,31 +149,49 @@ pub struct Parsed {
     pub config: Config,
     /// Keys that were known to change nothing, or that the user allowed.
     pub passed_over: Vec<String>,
+    /// Parts of a multimodal package that are not judged, by their config key: `vision_config`.
+    pub not_judged: Vec<String>,
 }
 
 /// Every `model_type` that is understood.
 pub const FAMILIES: &[Family] =
-    &["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "minicpm", "phi3"];
+    &["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "minicpm", "phi3", "gemma2", "gemma3_text"];
 
 impl Config {
     /// Reads a `config.json` object. Keys in `allowed` may be unknown.
+    ///
+    /// Of a multimodal config only `text_config` is read; its towers are named in
+    /// [`Parsed::not_judged`].
     pub fn parse(map: &Map<String, Value>, allowed: &[String]) -> Result<Parsed, ConfigError> {
-        let mut reader = ConfigReader::new(map, "");
+        let Some(text) = wrapped::text_config(map, allowed)? else {
+            return Config::parse_text(map, "", allowed);
+        };
+        let mut parsed = Config::parse_text(&text.map, "text_config.", allowed)?;
+        parsed.passed_over.extend(text.passed_over);
+        parsed.not_judged = text.not_judged;
+        Ok(parsed)
+    }
+
+    fn parse_text(map: &Map<String, Value>, path: &str, allowed: &[String]) -> Result<Parsed, ConfigError> {
+        let mut reader = ConfigReader::new(map, path);
         let model_type = reader.str_opt("model_type")?;
         let Some(family) = FAMILIES.iter().find(|family| Some(**family) == model_type) else {
             return Err(reader.wrong("model_type", &FAMILIES.join(", ")));
         };
+        let r = &mut reader;
         let config = match *family {
-            "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, &mut reader)?),
-            _ => Config::Decoder(decoder::DecoderConfig::parse(family, &mut reader)?),
+            "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
+            "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, r)?),
+            _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
-        Ok(Parsed { config, passed_over: reader.finish(allowed)? })
+        Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
     }
 
     /// The `model_type`.
     pub fn family(&self) -> Family {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.family,
+            Config::Gemma(config) => config.family,
         }
     }
 
@@ -176,6 +199,7 @@ impl Config {
     pub fn vocab_size(&self) -> usize {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.vocab_size,
+            Config::Gemma(config) => config.vocab_size,
         }
     }
 
@@ -183,6 +207,7 @@ impl Config {
     pub fn hidden_size(&self) -> usize {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.hidden_size,
+            Config::Gemma(config) => config.hidden_size,
         }
     }
 
@@ -190,6 +215,7 @@ impl Config {
     pub fn num_hidden_layers(&self) -> usize {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.layers.len(),
+            Config::Gemma(config) => config.layer_types.len(),
         }
     }
 
@@ -197,6 +223,7 @@ impl Config {
     pub fn max_position_embeddings(&self) -> usize {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.max_position_embeddings,
+            Config::Gemma(config) => config.max_position_embeddings,
         }
     }
 }
@@ -208,17 +235,21 @@ pub enum Weights {
     Decoder(decoder::DecoderWeights),
     /// See [`Config::Phi3`].
     Phi3(phi3::Phi3Weights),
+    /// See [`Config::Gemma`].
+    Gemma(gemma::GemmaWeights),
 }
 
 impl Weights {
-    /// Takes every tensor that `config` asks for, and refuses any that is left over.
+    /// Takes every tensor that `config` asks for, and refuses any that is left over, unless it
+    /// belongs to a tower of a multimodal package.
     pub fn load(config: &Config, tensors: &dyn Tensors) -> Result<Weights, LoadError> {
         let mut loader = Loader::new(tensors);
         let weights = match config {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Phi3(config) => Weights::Phi3(phi3::Phi3Weights::load(config, &mut loader)?),
+            Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
         };
-        loader.finish(|_| false)?;
+        loader.finish(wrapped::of_a_tower)?;
         Ok(weights)
     }
 
@@ -227,6 +258,7 @@ impl Weights {
         match self {
             Weights::Decoder(weights) => weights.matrices(),
             Weights::Phi3(weights) => weights.matrices(),
+            Weights::Gemma(weights) => weights.matrices(),
         }
     }
 }
