@@ -236,6 +236,16 @@ impl Image {
         }
     }
 
+    /// Adds up every 8 bytes of what a launch streams: the read rate that bounds a one-row product.
+    pub fn probe(&self) -> u64 {
+        match &self.storage {
+            Storage::Strict(image) => image.probe(),
+            Storage::Int8(image) => image.probe(),
+            Storage::W4A8(image) | Storage::W4A16(image) => image.probe(),
+            Storage::Bfp16(image) => image.probe(),
+        }
+    }
+
     /// The row of weights that the device multiplies with, decoded from the image to f32.
     ///
     /// ```text

@@ -30,7 +30,10 @@ pub(crate) fn quantise(values: &[f32], codes: &mut [i8]) -> Result<(f32, i32), u
     Ok((scale, codes.iter().map(|&c| i32::from(c)).sum()))
 }
 
-/// Fills `codes` (padded to 128 with zeros), and one `scale` and `sum` per row.
+/// Codes of a block: the four of a dot product.
+const QUAD: usize = 4;
+
+/// Fills `codes` (rows padded to 128 with zeros, blocks of four), and `scale`, indexed by row.
 #[inline(always)]
 pub(crate) fn prepare(
     inner: usize,
@@ -39,17 +42,22 @@ pub(crate) fn prepare(
     into: &mut Activations,
 ) -> Result<(), LaunchError> {
     let depth = inner.next_multiple_of(128);
-    into.begin(rows, depth, 1);
+    into.begin(rows, depth / QUAD);
+    into.codes.resize(rows * depth, 0);
+    let mut row = vec![0; depth];
     for r in 0..rows {
         let values = &x[r * inner..(r + 1) * inner];
-        let codes = &mut into.codes[r * depth..r * depth + inner];
-        let (scale, sum) = quantise(values, codes).map_err(|column| LaunchError::NotFinite {
+        let (scale, _) = quantise(values, &mut row[..inner]).map_err(|column| LaunchError::NotFinite {
             row: r,
             column,
             value: values[column],
         })?;
+        let (first, step) = (into.place(r, 0), into.grouped(r));
         into.scale[r] = scale;
-        into.sum[r] = sum;
+        let quads = into.codes.as_chunks_mut::<QUAD>().0;
+        for (b, quad) in row.as_chunks::<QUAD>().0.iter().enumerate() {
+            quads[first + b * step] = *quad;
+        }
     }
     Ok(())
 }
@@ -68,12 +76,12 @@ pub(crate) fn portable(image: &Int8Image, a: &Activations, tiles: Range<usize>, 
     for (tile, outputs) in tiles.zip(outputs.chunks_mut(a.rows)) {
         let scale = image.tile_scale(tile);
         for (r, output) in outputs.iter_mut().enumerate() {
-            let codes = a.codes[r * a.depth..(r + 1) * a.depth].as_chunks::<4>().0;
             let mut sums = [0i32; WIDE];
-            for (w, a) in image.tile(tile).iter().zip(codes) {
+            for (b, w) in image.tile(tile).iter().enumerate() {
+                let quad = a.codes.as_chunks::<QUAD>().0[a.place(r, b)];
                 for n in 0..WIDE {
-                    for k in 0..4 {
-                        sums[n] += i32::from(a[k]) * i32::from(w[n][k]);
+                    for k in 0..QUAD {
+                        sums[n] += i32::from(quad[k]) * i32::from(w[n][k]);
                     }
                 }
             }

@@ -13,7 +13,7 @@ pub(crate) fn prepare(
     rows: usize,
     into: &mut Activations,
 ) -> Result<(), LaunchError> {
-    into.begin(rows, 0, 0);
+    into.begin(rows, 0);
     match x.iter().position(|x| !x.is_finite()) {
         Some(at) => Err(LaunchError::NotFinite { row: at / inner, column: at % inner, value: x[at] }),
         None => Ok(()),

@@ -6,7 +6,7 @@ use super::launch::{Activations, LaunchError};
 use crate::pack::{GROUP, Q4Image, TILE};
 use crate::round::bf16;
 
-/// Fills `values`: bf16(x) widened to f32, padded to 32 with zeros.
+/// Fills `values`: bf16(x) widened to f32, rows padded to 32 with zeros, in blocks of 32.
 #[inline(always)]
 pub(crate) fn prepare(
     inner: usize,
@@ -15,15 +15,20 @@ pub(crate) fn prepare(
     into: &mut Activations,
 ) -> Result<(), LaunchError> {
     let blocks = inner.div_ceil(GROUP);
-    into.begin(rows, blocks * GROUP, blocks);
+    into.begin(rows, blocks);
+    into.values.resize(rows * blocks * GROUP, 0.0);
     for r in 0..rows {
         let row = &x[r * inner..(r + 1) * inner];
-        let values = &mut into.values[r * into.depth..][..inner];
-        for (value, &x) in values.iter_mut().zip(row) {
-            *value = bf16(x);
-        }
-        if let Some(column) = values.iter().position(|v| !v.is_finite()) {
-            return Err(LaunchError::NotFinite { row: r, column, value: row[column] });
+        for (b, block) in row.chunks(GROUP).enumerate() {
+            let at = into.place(r, b) * GROUP;
+            let values = &mut into.values[at..at + block.len()];
+            for (value, &x) in values.iter_mut().zip(block) {
+                *value = bf16(x);
+            }
+            if let Some(place) = values.iter().position(|v| !v.is_finite()) {
+                let column = b * GROUP + place;
+                return Err(LaunchError::NotFinite { row: r, column, value: row[column] });
+            }
         }
     }
     Ok(())
@@ -44,13 +49,13 @@ pub(crate) fn portable(image: &Q4Image, a: &Activations, tiles: Range<usize>, y:
     let outputs = y.as_chunks_mut::<TILE>().0;
     for (tile, outputs) in tiles.zip(outputs.chunks_mut(a.rows)) {
         for (r, row) in outputs.iter_mut().enumerate() {
-            let a = &a.values[r * a.depth..(r + 1) * a.depth];
             for o in 0..TILE {
                 let mut acc = 0.0;
                 for b in 0..image.groups {
+                    let values = &a.values[a.place(r, b) * GROUP..];
                     let mut t = 0.0;
                     for i in b * GROUP..image.inner.min((b + 1) * GROUP) {
-                        t += a[i] * bf16(image.value(tile * TILE + o, i));
+                        t += values[i - b * GROUP] * bf16(image.value(tile * TILE + o, i));
                     }
                     acc += t;
                 }

@@ -6,7 +6,7 @@ use super::int8::quantise;
 use super::launch::{Activations, LaunchError};
 use crate::pack::{GROUP, Q4Image, TILE};
 
-/// Fills `codes` (padded to 32 with zeros), and one `scale` and `sum` per block of 32.
+/// Fills `codes` (rows padded to 32 with zeros), `scale`, `sum` and `total`, in blocks of 32.
 #[inline(always)]
 pub(crate) fn prepare(
     inner: usize,
@@ -15,16 +15,21 @@ pub(crate) fn prepare(
     into: &mut Activations,
 ) -> Result<(), LaunchError> {
     let blocks = inner.div_ceil(GROUP);
-    into.begin(rows, blocks * GROUP, blocks);
+    into.begin(rows, blocks);
+    into.codes.resize(rows * blocks * GROUP, 0);
     for r in 0..rows {
         let row = &x[r * inner..(r + 1) * inner];
         for (b, values) in row.chunks(GROUP).enumerate() {
-            let at = r * into.depth + b * GROUP;
-            let (scale, sum) = quantise(values, &mut into.codes[at..at + values.len()]).map_err(|place| {
-                LaunchError::NotFinite { row: r, column: b * GROUP + place, value: values[place] }
+            let at = into.place(r, b);
+            let codes = &mut into.codes[at * GROUP..][..values.len()];
+            let (scale, sum) = quantise(values, codes).map_err(|place| LaunchError::NotFinite {
+                row: r,
+                column: b * GROUP + place,
+                value: values[place],
             })?;
-            into.scale[r * blocks + b] = scale;
-            into.sum[r * blocks + b] = sum;
+            into.scale[at] = scale;
+            into.sum[at] = sum;
+            into.total[at] = sum as f32;
         }
     }
     Ok(())
@@ -48,7 +53,8 @@ pub(crate) fn portable(image: &Q4Image, a: &Activations, tiles: Range<usize>, y:
             for (r, row) in outputs.iter_mut().enumerate() {
                 let mut acc = 0.0;
                 for b in 0..image.groups {
-                    let codes = &a.codes[r * a.depth + b * GROUP..][..GROUP];
+                    let at = a.place(r, b);
+                    let codes = &a.codes[at * GROUP..][..GROUP];
                     let (d, m) = image.scale(output, b);
                     let (mut i1, mut i2) = (0, 0);
                     for k in 0..GROUP {
@@ -56,7 +62,7 @@ pub(crate) fn portable(image: &Q4Image, a: &Activations, tiles: Range<usize>, y:
                         i1 += q * i32::from(codes[k]);
                         i2 += i32::from(codes[k]);
                     }
-                    acc += a.scale[r * a.blocks + b] * (d * i1 as f32 + m * i2 as f32);
+                    acc += a.scale[at] * (d * i1 as f32 + m * i2 as f32);
                 }
                 row[o] = acc;
             }
