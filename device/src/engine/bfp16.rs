@@ -85,3 +85,47 @@ pub(crate) fn portable(image: &Bfp16Image, a: &Activations, tiles: Range<usize>,
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::Engine;
+    use crate::engine::tests::{pack, product};
+
+    // x = (1, 2.5/64): mantissas 64 and RNE(2.5) = 2. w = (1, 0.5): 64 and 32.
+    // (64 · 64 + 2 · 32) · 2^-12 = 1.015625.
+    #[test]
+    fn a_block_by_hand() {
+        let image = pack(Engine::Bfp16, &[&[1.0, 0.5]]);
+        assert_eq!(product(&image, &[1.0, 2.5 / 64.0]), [1.015_625]);
+    }
+
+    // The second block has an exponent of its own: beside 1024 the value 2^-10 would vanish.
+    // The first block loses it: 2^-10 / (1024/64) is far below half.
+    #[test]
+    fn blocks_of_eight_have_their_own_exponent() {
+        let image = pack(Engine::Bfp16, &[&[0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]]);
+        let small = 0.5f32.powi(10);
+        let mut x = [1024.0, small, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, small];
+        assert_eq!(product(&image, &x), [small]);
+        x[0] = 0.0;
+        assert_eq!(product(&image, &x), [2.0 * small]);
+    }
+
+    // 1 + 2^-8 is first rounded to bf16, 1; the block then holds it exactly. The weight is not rounded to bf16
+    // first, but its mantissa has fewer bits: 127.5/64 goes to 128 and is held at 127.
+    #[test]
+    fn what_rounds_where() {
+        let image = pack(Engine::Bfp16, &[&[127.5 / 64.0]]);
+        assert_eq!(product(&image, &[1.0 + 1.0 / 256.0]), [127.0 / 64.0]);
+    }
+
+    // 2^-133 is subnormal, and 2^120 · 2^120 lies beyond f32.
+    #[test]
+    fn far_exponents() {
+        let (small, large) = (0.5f32.powi(133), 2.0f32.powi(120));
+        let image = pack(Engine::Bfp16, &[&[small]]);
+        assert_eq!(product(&image, &[large]), [0.5f32.powi(13)]);
+        let image = pack(Engine::Bfp16, &[&[large]]);
+        assert_eq!(product(&image, &[large]), [f32::INFINITY]);
+    }
+}

@@ -253,3 +253,58 @@ impl Image {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Engine;
+    use crate::engine::tests::pack;
+
+    #[test]
+    fn a_value_that_is_not_finite_is_named() {
+        for engine in Engine::ALL {
+            for kernel in Kernel::ALL.into_iter().filter(|k| k.is_supported()) {
+                let image = pack(engine, &[&[1.0; 40]]);
+                let mut x = vec![1.0; 3 * 40];
+                x[40 + 33] = f32::INFINITY;
+                let mut y = [7.0; 3];
+                let found = image.multiply(&x, 3, &mut y, 1, &mut Scratch::new(kernel).unwrap());
+                let expected = LaunchError::NotFinite { row: 1, column: 33, value: f32::INFINITY };
+                assert_eq!(found, Err(expected), "{engine}");
+                assert_eq!(y, [7.0; 3], "{engine}: outputs of a refused launch");
+            }
+        }
+    }
+
+    // The largest f32 is finite, but bf16 rounds it to infinity.
+    #[test]
+    fn what_bf16_cannot_hold_is_named() {
+        let refused = |engine| {
+            let mut scratch = Scratch::new(Kernel::best()).unwrap();
+            pack(engine, &[&[1.0]]).multiply(&[f32::MAX], 1, &mut [0.0], 1, &mut scratch).is_err()
+        };
+        assert_eq!(Engine::ALL.map(refused), [false, false, false, true, true]);
+    }
+
+    #[test]
+    fn a_launch_has_128_rows() {
+        let image = pack(Engine::F32, &[&[2.0]]);
+        let mut scratch = Scratch::new(Kernel::best()).unwrap();
+        let mut y = [0.0; 129];
+        let found = image.multiply(&[1.0; 129], 129, &mut y, 1, &mut scratch);
+        assert_eq!(found, Err(LaunchError::TooManyRows { rows: 129 }));
+        image.multiply(&[1.0; 128], 128, &mut y, 1, &mut scratch).unwrap();
+        assert_eq!((y[127], y[128]), (2.0, 0.0));
+        image.multiply(&[], 0, &mut [], 1, &mut scratch).unwrap();
+    }
+
+    // Rows of y may be wider than the image: its neighbours in the row stay.
+    #[test]
+    fn outputs_between_out_and_ld_are_untouched() {
+        let image = pack(Engine::F32, &[&[1.0, 0.0], &[0.0, 1.0]]);
+        let mut scratch = Scratch::new(Kernel::best()).unwrap();
+        let mut y = [9.0; 6];
+        image.multiply(&[1.0, 2.0, 3.0, 4.0], 2, &mut y, 3, &mut scratch).unwrap();
+        assert_eq!(y, [1.0, 2.0, 9.0, 3.0, 4.0, 9.0]);
+    }
+}

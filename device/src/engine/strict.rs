@@ -43,3 +43,25 @@ pub(crate) fn portable(image: &StrictImage, x: &[f32], tiles: Range<usize>, y: &
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::Engine;
+    use crate::engine::tests::{pack, product};
+
+    // 2^24 + 1 is a tie and goes back to 2^24, twice. Adding the two ones first would give 2^24 + 2.
+    #[test]
+    fn adds_from_left_to_right() {
+        let image = pack(Engine::F32, &[&[16_777_216.0, 1.0, 1.0], &[1.0, 1.0, 16_777_216.0]]);
+        assert_eq!(product(&image, &[1.0, 1.0, 1.0]), [16_777_216.0, 16_777_218.0]);
+    }
+
+    // (1 + 2^-12)² = 1 + 2^-11 + 2^-24; the last term is half a unit of f32 and is rounded away before the sum.
+    // A fused multiply-add would keep it and give 2^-24.
+    #[test]
+    fn rounds_the_product_before_it_adds() {
+        let a = 1.0 + 0.5f32.powi(12);
+        let image = pack(Engine::F32, &[&[-(1.0 + 0.5f32.powi(11)), a]]);
+        assert_eq!(product(&image, &[1.0, a]), [0.0]);
+    }
+}

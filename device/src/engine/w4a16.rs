@@ -64,3 +64,39 @@ pub(crate) fn portable(image: &Q4Image, a: &Activations, tiles: Range<usize>, y:
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::Engine;
+    use crate::engine::tests::{pack_codes, product};
+
+    // w = 1 · 1 + 2^-8 is a tie of bf16 and goes to 1; x = 1 + 3·2^-8 is a tie and goes to 1 + 2^-6.
+    #[test]
+    fn both_sides_are_rounded_to_bf16() {
+        let image = pack_codes(Engine::W4A16, &[1], 1.0, 1.0 / 256.0, false);
+        assert_eq!(product(&image, &[1.0 + 3.0 / 256.0]), [1.0 + 1.0 / 64.0]);
+        let mut row = [0.0];
+        image.unpack_row(0, &mut row);
+        assert_eq!(row, [1.0]);
+    }
+
+    // The scale 1 + 2^-8 is kept as bf16, 1; from f32 the weight 3 · (1 + 2^-8) would become 3 + 2^-6.
+    #[test]
+    fn scales_are_bf16() {
+        let image = pack_codes(Engine::W4A16, &[3], 1.0 + 1.0 / 256.0, 0.0, false);
+        assert_eq!(product(&image, &[1.0]), [3.0]);
+    }
+
+    // Values 2^24 | 1 1: the second tile is summed before it is added, so its 2 is kept.
+    // One sum over all of K would lose each 1 by itself. In one tile they are lost.
+    #[test]
+    fn tiles_of_32_are_summed_apart() {
+        let image = pack_codes(Engine::W4A16, &[9; 40], 1.0, 0.0, true);
+        let mut x = [0.0; 40];
+        (x[0], x[32], x[39]) = (16_777_216.0, 1.0, 1.0);
+        assert_eq!(product(&image, &x), [16_777_218.0]);
+        x.swap(32, 30);
+        x.swap(39, 31);
+        assert_eq!(product(&image, &x), [16_777_216.0]);
+    }
+}
