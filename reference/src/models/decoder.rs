@@ -56,7 +56,7 @@ impl Decoder {
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut DecoderState<O::Tensor>, ids: &[u32]) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, 1.0);
-        if let Some(multiplier) = c.embedding_multiplier {
+        if let Some(multiplier) = c.scales.embedding_multiplier {
             x = ops.scale(at.site("embed_scaled"), &x, f64::from(multiplier));
         }
         let rope = Tables::new(ops, ["rope.cos", "rope.sin"], &c.rope, state.position, ids.len());
@@ -65,11 +65,11 @@ impl Decoder {
         }
         state.position += ids.len();
         let mut x = ops.rms_norm(at.site("final_norm"), &x, Some(&w.norm), c.hidden_size, c.rms_norm_eps);
-        if let Some(divisor) = c.hidden_divisor {
+        if let Some(divisor) = c.scales.hidden_divisor {
             x = ops.scale(at.site("head_in"), &x, 1.0 / f64::from(divisor));
         }
         let head = Linear { weight: w.lm_head.clone(), bias: None };
-        match c.logits_scaling {
+        match c.scales.logits_scaling {
             None => ops.linear(at.site("logits"), &x, &head),
             Some(divisor) => {
                 let product = ops.linear(at.site("lm_head"), &x, &head);
@@ -110,13 +110,13 @@ impl Decoder {
         let probs = ops.attn_probs(at.site("attn_probs"), &scores, mask, None);
         let ctx = ops.attn_ctx(at.site("attn_ctx"), &probs, cache.v.get());
         let branch = ops.linear(at.site("attn_out"), &ctx, &w.o_proj);
-        let x = ops.residual(at.site("resid_mid"), x, &branch, c.residual_multiplier);
+        let x = ops.residual(at.site("resid_mid"), x, &branch, c.scales.residual_multiplier);
 
         let h = ops.rms_norm(at.site("mlp_norm"), &x, Some(&w.post_attention_layernorm), hidden, eps);
         let gate = ops.linear(at.site("mlp_gate"), &h, &w.gate_proj);
         let up = ops.linear(at.site("mlp_up"), &h, &w.up_proj);
         let act = ops.gated_act(at.site("mlp_act"), &gate, &up, c.activation);
         let branch = ops.linear(at.site("mlp_out"), &act, &w.down_proj);
-        ops.residual(at.site("out"), &x, &branch, c.residual_multiplier)
+        ops.residual(at.site("out"), &x, &branch, c.scales.residual_multiplier)
     }
 }

@@ -10,6 +10,7 @@ use spec::site::At;
 /// ```text
 /// y[t] = Σ_j weights[t, j] · down_e(act(gate_e(x[t])) · up_e(x[t]))      e = index[t, j]
 /// ```
+#[allow(dead_code)]
 pub fn routed_experts<O: Ops>(
     ops: &mut O,
     at: At,

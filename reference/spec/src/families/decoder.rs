@@ -54,17 +54,8 @@ pub struct DecoderConfig {
     pub qk_norm: bool,
     /// Activation of the gate.
     pub activation: Activation,
-    /// What embedding rows are multiplied by (granite; `scale_emb` of minicpm).
-    pub embedding_multiplier: Option<f32>,
-    /// What each branch is multiplied by before it joins the stream (granite;
-    /// `scale_depth / √num_hidden_layers` in minicpm).
-    pub residual_multiplier: f32,
-    /// What scores are multiplied by, where it is not `head_dim^-½` (granite).
-    pub attention_multiplier: Option<f64>,
-    /// What the head's product is divided by (granite).
-    pub logits_scaling: Option<f32>,
-    /// What the final norm is divided by before the head: `hidden_size / dim_model_base` in minicpm.
-    pub hidden_divisor: Option<f32>,
+    /// The multipliers of granite and minicpm; [`Scales::NONE`] for the others.
+    pub scales: Scales,
 }
 
 /// What differs between the layers of one decoder.
@@ -89,7 +80,7 @@ impl DecoderConfig {
 
     /// What scores are multiplied by: `head_dim^-½`, unless the config says otherwise.
     pub fn attention_scale(&self) -> f64 {
-        self.attention_multiplier.unwrap_or((self.head_dim as f64).powf(-0.5))
+        self.scales.attention_multiplier.unwrap_or((self.head_dim as f64).powf(-0.5))
     }
 
     /// Reads the config of one of the families above.
@@ -137,38 +128,44 @@ impl DecoderConfig {
                 _ => false,
             },
             activation: Activation::Silu,
-            embedding_multiplier: scales.embedding_multiplier,
-            residual_multiplier: scales.residual_multiplier,
-            attention_multiplier: scales.attention_multiplier,
-            logits_scaling: scales.logits_scaling,
-            hidden_divisor: scales.hidden_divisor,
+            scales,
         })
     }
 }
 
-/// The multipliers and divisors of granite and minicpm; neutral for the others.
-struct Scales {
-    embedding_multiplier: Option<f32>,
-    residual_multiplier: f32,
-    attention_multiplier: Option<f64>,
-    logits_scaling: Option<f32>,
-    hidden_divisor: Option<f32>,
+/// The multipliers and divisors that granite and minicpm put between the parts of a decoder.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scales {
+    /// What embedding rows are multiplied by (granite; `scale_emb` of minicpm).
+    pub embedding_multiplier: Option<f32>,
+    /// What each branch is multiplied by before it joins the stream (granite;
+    /// `scale_depth / √num_hidden_layers` in minicpm).
+    pub residual_multiplier: f32,
+    /// What scores are multiplied by, where it is not `head_dim^-½` (granite).
+    pub attention_multiplier: Option<f64>,
+    /// What the head's product is divided by (granite).
+    pub logits_scaling: Option<f32>,
+    /// What the final norm is divided by before the head: `hidden_size / dim_model_base` in minicpm.
+    pub hidden_divisor: Option<f32>,
 }
 
 impl Scales {
+    /// No scale anywhere.
+    pub const NONE: Scales = Scales {
+        embedding_multiplier: None,
+        residual_multiplier: 1.0,
+        attention_multiplier: None,
+        logits_scaling: None,
+        hidden_divisor: None,
+    };
+
     fn parse(
         family: Family,
         r: &mut ConfigReader,
         hidden: usize,
         layers: usize,
     ) -> Result<Self, ConfigError> {
-        let mut scales = Scales {
-            embedding_multiplier: None,
-            residual_multiplier: 1.0,
-            attention_multiplier: None,
-            logits_scaling: None,
-            hidden_divisor: None,
-        };
+        let mut scales = Scales::NONE;
         match family {
             "granite" => {
                 scales.embedding_multiplier = r.f64_opt("embedding_multiplier")?.map(|v| v as f32);
