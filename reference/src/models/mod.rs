@@ -3,10 +3,14 @@
 mod attention;
 mod decoder;
 mod gemma;
+mod gemma4;
+mod ple;
 
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
+pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
+pub use ple::PleInputs;
 
 use crate::ops::Ops;
 use spec::{Config, Weights};
@@ -18,6 +22,8 @@ pub enum Model {
     Decoder(Decoder),
     /// gemma2, gemma3.
     Gemma(Gemma),
+    /// gemma4.
+    Gemma4(Gemma4),
 }
 
 /// The state that a model carries from pass to pass.
@@ -27,6 +33,8 @@ pub enum ModelState<T> {
     Decoder(DecoderState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
+    /// See [`Model::Gemma4`].
+    Gemma4(Gemma4State<T>),
 }
 
 impl Model {
@@ -42,6 +50,7 @@ impl Model {
                 Model::Decoder(Decoder { config, weights })
             }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
+            (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (config, _) => panic!("weights of another family than {}", config.family()),
         }
     }
@@ -51,6 +60,7 @@ impl Model {
         match self {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
+            Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
         }
     }
 
@@ -65,6 +75,7 @@ impl Model {
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
+            (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
         }
     }
@@ -76,6 +87,7 @@ impl<T> ModelState<T> {
         match self {
             ModelState::Decoder(state) => state.position,
             ModelState::Gemma(state) => state.position,
+            ModelState::Gemma4(state) => state.position,
         }
     }
 }

@@ -9,9 +9,11 @@ mod attention;
 mod embed;
 mod gated_act;
 mod linear;
+mod per_layer_input;
 mod residual;
 mod rms_norm;
 mod rope;
+mod scale;
 mod softcap;
 
 pub use append::{append, truncate};
@@ -19,9 +21,11 @@ pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
 pub use embed::embed;
 pub use gated_act::{activate, gated_act};
 pub use linear::linear;
+pub use per_layer_input::per_layer_input;
 pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
+pub use scale::scale;
 pub use softcap::softcap;
 
 use crate::State;
@@ -82,6 +86,10 @@ pub enum Call<'a, T> {
     Residual { x: &'a T, branch: &'a T, multiplier: f32 },
     /// See [`Ops::softcap`].
     Softcap { x: &'a T, cap: f64 },
+    /// See [`Ops::scale`].
+    Scale { x: &'a T, factor: f32 },
+    /// See [`Ops::per_layer_input`].
+    PerLayerInput { token: &'a T, context: &'a T, layer: usize, width: usize },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -101,6 +109,8 @@ impl<'a, T> Call<'a, T> {
             Call::GatedAct { .. } => "gated_act",
             Call::Residual { .. } => "residual",
             Call::Softcap { .. } => "softcap",
+            Call::Scale { .. } => "scale",
+            Call::PerLayerInput { .. } => "per_layer_input",
         }
     }
 
@@ -117,7 +127,8 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { probs, v } => vec![probs, v],
             Call::GatedAct { gate, up, .. } => vec![gate, up],
             Call::Residual { x, branch, .. } => vec![x, branch],
-            Call::Softcap { x, .. } => vec![x],
+            Call::Softcap { x, .. } | Call::Scale { x, .. } => vec![x],
+            Call::PerLayerInput { token, context, .. } => vec![token, context],
         }
     }
 
@@ -142,6 +153,10 @@ impl<'a, T> Call<'a, T> {
             Call::GatedAct { activation, .. } => Call::GatedAct { gate: o(0), up: o(1), activation },
             Call::Residual { multiplier, .. } => Call::Residual { x: o(0), branch: o(1), multiplier },
             Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
+            Call::Scale { factor, .. } => Call::Scale { x: o(0), factor },
+            Call::PerLayerInput { layer, width, .. } => {
+                Call::PerLayerInput { token: o(0), context: o(1), layer, width }
+            }
         }
     }
 }
@@ -166,6 +181,10 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::GatedAct { gate, up, activation } => gated_act(gate, up, *activation),
         Call::Residual { x, branch, multiplier } => residual(x, branch, *multiplier),
         Call::Softcap { x, cap } => softcap(x, *cap),
+        Call::Scale { x, factor } => scale(x, *factor),
+        Call::PerLayerInput { token, context, layer, width } => {
+            per_layer_input(token, context, *layer, *width).into_dyn()
+        }
     })
 }
 
@@ -298,5 +317,22 @@ pub trait Ops {
     /// `y = cap · tanh(x / cap)`, element by element: logits bent into (-cap, cap).
     fn softcap(&mut self, at: Site, x: &Self::Tensor, cap: f64) -> Self::Tensor {
         self.run(at, Call::Softcap { x, cap })
+    }
+
+    /// `y = x · factor`, element by element.
+    fn scale(&mut self, at: Site, x: &Self::Tensor, factor: f32) -> Self::Tensor {
+        self.run(at, Call::Scale { x, factor })
+    }
+
+    /// `y[t, i] = (context[t, layer, i] + token[t, layer · width + i]) / √2`; `[tokens, width]`.
+    fn per_layer_input(
+        &mut self,
+        at: Site,
+        token: &Self::Tensor,
+        context: &Self::Tensor,
+        layer: usize,
+        width: usize,
+    ) -> Self::Tensor {
+        self.run(at, Call::PerLayerInput { token, context, layer, width })
     }
 }

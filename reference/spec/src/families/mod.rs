@@ -4,7 +4,9 @@
 
 pub mod decoder;
 pub mod gemma;
+pub mod gemma4;
 pub mod layered;
+pub mod ple;
 pub mod wrapped;
 
 use crate::config::{ConfigError, ConfigReader};
@@ -67,6 +69,8 @@ pub enum Config {
     Decoder(decoder::DecoderConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
+    /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
+    Gemma4(gemma4::Gemma4Config),
 }
 
 /// A config with the keys that were passed over (null, false, or allowed by name).
@@ -81,7 +85,8 @@ pub struct Parsed {
 }
 
 /// Every `model_type` that is understood.
-pub const FAMILIES: &[Family] = &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"];
+pub const FAMILIES: &[Family] =
+    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text"];
 
 impl Config {
     /// Reads a `config.json` object. Keys in `allowed` may be unknown.
@@ -107,6 +112,7 @@ impl Config {
         let r = &mut reader;
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
+            "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
         Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
@@ -117,6 +123,7 @@ impl Config {
         match self {
             Config::Decoder(config) => config.family,
             Config::Gemma(config) => config.family,
+            Config::Gemma4(config) => config.family,
         }
     }
 
@@ -125,6 +132,7 @@ impl Config {
         match self {
             Config::Decoder(config) => config.vocab_size,
             Config::Gemma(config) => config.vocab_size,
+            Config::Gemma4(config) => config.vocab_size,
         }
     }
 
@@ -133,6 +141,7 @@ impl Config {
         match self {
             Config::Decoder(config) => config.hidden_size,
             Config::Gemma(config) => config.hidden_size,
+            Config::Gemma4(config) => config.hidden_size,
         }
     }
 
@@ -141,6 +150,7 @@ impl Config {
         match self {
             Config::Decoder(config) => config.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
+            Config::Gemma4(config) => config.layers.len(),
         }
     }
 
@@ -149,6 +159,7 @@ impl Config {
         match self {
             Config::Decoder(config) => config.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
+            Config::Gemma4(config) => config.max_position_embeddings,
         }
     }
 }
@@ -160,6 +171,8 @@ pub enum Weights {
     Decoder(decoder::DecoderWeights),
     /// See [`Config::Gemma`].
     Gemma(gemma::GemmaWeights),
+    /// See [`Config::Gemma4`].
+    Gemma4(gemma4::Gemma4Weights),
 }
 
 impl Weights {
@@ -170,6 +183,7 @@ impl Weights {
         let weights = match config {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
+            Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
         };
         loader.finish(wrapped::of_a_tower)?;
         Ok(weights)
@@ -180,6 +194,7 @@ impl Weights {
         match self {
             Weights::Decoder(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
+            Weights::Gemma4(weights) => weights.matrices(),
         }
     }
 }
