@@ -17,6 +17,8 @@ use spec::{Config, Weights};
 
 /// A model of any family.
 #[derive(Clone, Debug)]
+// There is one of them in a run, so the room that the largest family takes costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum Model {
     /// llama, mistral, qwen2, qwen3.
     Decoder(Decoder),

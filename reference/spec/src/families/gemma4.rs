@@ -157,7 +157,7 @@ fn layers(r: &mut ConfigReader, heads: usize) -> Result<Vec<Gemma4LayerConfig>, 
     let global_head_dim = layered::size_or(r, "global_head_dim", 512)?;
     let k_eq_v = r.bool("attention_k_eq_v", false)?;
     let kv_heads =
-        layered::kv_heads(r, "num_key_value_heads", heads, if heads % 4 == 0 { 4 } else { heads })?;
+        layered::kv_heads(r, "num_key_value_heads", heads, if heads.is_multiple_of(4) { 4 } else { heads })?;
     let global_kv_heads = layered::kv_heads(r, "num_global_key_value_heads", heads, kv_heads)?;
     let shared = r.usize_opt("num_kv_shared_layers")?.unwrap_or(0);
     let sources = layered::kv_sources(r, &types, shared)?;

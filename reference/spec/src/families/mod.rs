@@ -166,6 +166,8 @@ impl Config {
 
 /// The weights of a model of any family.
 #[derive(Clone, Debug)]
+// There is one of them in a run, so the room that the largest family takes costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum Weights {
     /// See [`Config::Decoder`].
     Decoder(decoder::DecoderWeights),
