@@ -101,7 +101,7 @@ pub fn compare(model: &Model, dump: &Dump) -> Result<GoldenGate, GateError> {
             Some((theirs, ours)) => (by_expert(&golden, &theirs), by_expert(&reference, &ours)),
             None => (golden, reference),
         };
-        let noise = dump.noise(&info.name).map_or(0.0, |n| f64::from(n.f64_diff.max(n.f32_diff)));
+        let noise = dump.noise(&info.name).map_or(0.0, |n| n.f64_diff.max(n.f32_diff));
         gate.sites.push(ratio(&info.name, &golden, &reference, noise));
         if info.name.ends_with(".logits") {
             let (equal, all, kl) = logits(&golden, &reference);

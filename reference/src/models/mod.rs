@@ -3,19 +3,25 @@
 mod attention;
 mod decoder;
 mod gemma;
+mod gemma4;
 mod moe;
 mod phi3;
+mod ple;
 
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
+pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
 pub use phi3::Phi3;
+pub use ple::PleInputs;
 
 use crate::ops::Ops;
 use spec::{Config, Weights};
 
 /// A model of any family.
 #[derive(Clone, Debug)]
+// There is one of them in a run, so the room that the largest family takes costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum Model {
     /// llama, mistral, qwen2, qwen3, smollm3, granite, minicpm.
     Decoder(Decoder),
@@ -23,6 +29,8 @@ pub enum Model {
     Phi3(Phi3),
     /// gemma2, gemma3.
     Gemma(Gemma),
+    /// gemma4.
+    Gemma4(Gemma4),
 }
 
 /// The state that a model carries from pass to pass.
@@ -32,6 +40,8 @@ pub enum ModelState<T> {
     Decoder(DecoderState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
+    /// See [`Model::Gemma4`].
+    Gemma4(Gemma4State<T>),
 }
 
 impl Model {
@@ -48,6 +58,7 @@ impl Model {
             }
             (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
+            (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (config, _) => panic!("weights of another family than {}", config.family()),
         }
     }
@@ -58,6 +69,7 @@ impl Model {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
             Model::Phi3(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
+            Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
         }
     }
 
@@ -74,6 +86,7 @@ impl Model {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
+            (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
         }
     }
@@ -85,6 +98,7 @@ impl<T> ModelState<T> {
         match self {
             ModelState::Decoder(state) => state.position,
             ModelState::Gemma(state) => state.position,
+            ModelState::Gemma4(state) => state.position,
         }
     }
 }

@@ -11,6 +11,7 @@ mod embed;
 mod experts;
 mod gated_act;
 mod linear;
+mod per_layer_input;
 mod residual;
 mod rms_norm;
 mod rope;
@@ -27,6 +28,7 @@ use experts::expert;
 pub use experts::{expert_linear, mixture};
 pub use gated_act::{activate, gated_act};
 pub use linear::linear;
+pub use per_layer_input::per_layer_input;
 pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
@@ -111,6 +113,8 @@ pub enum Call<'a, T> {
     ClampedSwiglu { gate: &'a T, up: &'a T, alpha: f64, limit: f64 },
     /// See [`Ops::softcap`].
     Softcap { x: &'a T, cap: f64 },
+    /// See [`Ops::per_layer_input`].
+    PerLayerInput { token: &'a T, context: &'a T, layer: usize, width: usize },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -138,6 +142,7 @@ impl<'a, T> Call<'a, T> {
             Call::Mixture { .. } => "mixture",
             Call::ClampedSwiglu { .. } => "clamped_swiglu",
             Call::Softcap { .. } => "softcap",
+            Call::PerLayerInput { .. } => "per_layer_input",
         }
     }
 
@@ -162,6 +167,7 @@ impl<'a, T> Call<'a, T> {
             Call::Mixture { y, weights } => vec![y, weights],
             Call::ClampedSwiglu { gate, up, .. } => vec![gate, up],
             Call::Softcap { x, .. } => vec![x],
+            Call::PerLayerInput { token, context, .. } => vec![token, context],
         }
     }
 
@@ -196,6 +202,9 @@ impl<'a, T> Call<'a, T> {
                 Call::ClampedSwiglu { gate: o(0), up: o(1), alpha, limit }
             }
             Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
+            Call::PerLayerInput { layer, width, .. } => {
+                Call::PerLayerInput { token: o(0), context: o(1), layer, width }
+            }
         }
     }
 }
@@ -230,6 +239,9 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::Mixture { y, weights } => mixture(y, weights).into_dyn(),
         Call::ClampedSwiglu { gate, up, alpha, limit } => clamped_swiglu(gate, up, *alpha, *limit),
         Call::Softcap { x, cap } => softcap(x, *cap),
+        Call::PerLayerInput { token, context, layer, width } => {
+            per_layer_input(token, context, *layer, *width).into_dyn()
+        }
     })
 }
 
@@ -432,5 +444,17 @@ pub trait Ops {
     /// `y = cap · tanh(x / cap)`, element by element: logits bent into (-cap, cap).
     fn softcap(&mut self, at: Site, x: &Self::Tensor, cap: f64) -> Self::Tensor {
         self.run(at, Call::Softcap { x, cap })
+    }
+
+    /// `y[t, i] = (context[t, layer, i] + token[t, layer · width + i]) / √2`; `[tokens, width]`.
+    fn per_layer_input(
+        &mut self,
+        at: Site,
+        token: &Self::Tensor,
+        context: &Self::Tensor,
+        layer: usize,
+        width: usize,
+    ) -> Self::Tensor {
+        self.run(at, Call::PerLayerInput { token, context, layer, width })
     }
 }

@@ -4,9 +4,11 @@
 
 pub mod decoder;
 pub mod gemma;
+pub mod gemma4;
 pub mod layered;
 pub mod moe;
 pub mod phi3;
+pub mod ple;
 pub mod wrapped;
 
 use crate::config::{ConfigError, ConfigReader};
@@ -140,6 +142,8 @@ pub enum Config {
     Phi3(decoder::DecoderConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
+    /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
+    Gemma4(gemma4::Gemma4Config),
 }
 
 /// A config with the keys that were passed over (null, false, or allowed by name).
@@ -154,8 +158,19 @@ pub struct Parsed {
 }
 
 /// Every `model_type` that is understood.
-pub const FAMILIES: &[Family] =
-    &["llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "minicpm", "phi3", "gemma2", "gemma3_text"];
+pub const FAMILIES: &[Family] = &[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "granite",
+    "minicpm",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+];
 
 impl Config {
     /// Reads a `config.json` object. Keys in `allowed` may be unknown.
@@ -182,6 +197,7 @@ impl Config {
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
             "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, r)?),
+            "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
         Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
@@ -192,6 +208,7 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.family,
             Config::Gemma(config) => config.family,
+            Config::Gemma4(config) => config.family,
         }
     }
 
@@ -200,6 +217,7 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.vocab_size,
             Config::Gemma(config) => config.vocab_size,
+            Config::Gemma4(config) => config.vocab_size,
         }
     }
 
@@ -208,6 +226,7 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.hidden_size,
             Config::Gemma(config) => config.hidden_size,
+            Config::Gemma4(config) => config.hidden_size,
         }
     }
 
@@ -216,6 +235,7 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
+            Config::Gemma4(config) => config.layers.len(),
         }
     }
 
@@ -224,12 +244,15 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) => config.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
+            Config::Gemma4(config) => config.max_position_embeddings,
         }
     }
 }
 
 /// The weights of a model of any family.
 #[derive(Clone, Debug)]
+// There is one of them in a run, so the room that the largest family takes costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum Weights {
     /// See [`Config::Decoder`].
     Decoder(decoder::DecoderWeights),
@@ -237,6 +260,8 @@ pub enum Weights {
     Phi3(phi3::Phi3Weights),
     /// See [`Config::Gemma`].
     Gemma(gemma::GemmaWeights),
+    /// See [`Config::Gemma4`].
+    Gemma4(gemma4::Gemma4Weights),
 }
 
 impl Weights {
@@ -248,6 +273,7 @@ impl Weights {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Phi3(config) => Weights::Phi3(phi3::Phi3Weights::load(config, &mut loader)?),
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
+            Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
         };
         loader.finish(wrapped::of_a_tower)?;
         Ok(weights)
@@ -259,6 +285,7 @@ impl Weights {
             Weights::Decoder(weights) => weights.matrices(),
             Weights::Phi3(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
+            Weights::Gemma4(weights) => weights.matrices(),
         }
     }
 }
