@@ -7,6 +7,7 @@ use crate::host::cache::KvCache;
 use crate::launcher::{Part, Source};
 use crate::pass::Pass;
 use crate::resident::{Group, Key, Role};
+use spec::families::decoder::Scales;
 use spec::{Config, Matrix, Rope, Site, Weights};
 
 /// A model as the device runs it: a row of the residual stream goes in, a row for the head comes out.
@@ -88,11 +89,13 @@ pub(crate) struct Shape {
 /// The program of a model.
 pub(crate) fn program(config: &Config, weights: &Weights) -> Result<Box<dyn Program>, DeviceError> {
     match (config, weights) {
+        (Config::Decoder(c), _) if c.scales != Scales::NONE || c.layers.iter().any(|layer| !layer.rope) => {
+            Err(DeviceError::Model { reason: format!("model_type {}", config.family()) })
+        }
         (Config::Decoder(config), Weights::Decoder(weights)) => {
             Ok(Box::new(decoder::Decoder::new(config, weights)?))
         }
         _ => Err(DeviceError::Model { reason: format!("model_type {}", config.family()) }),
-        (config, _) => Err(DeviceError::Model { reason: format!("family {}", config.family()) }),
     }
 }
 
