@@ -93,12 +93,16 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
             let keys = *probs.value.shape().last().unwrap_or(&1) as f64;
             spread(r, |i, _| U * (keys + 2.0) * sizes[i])
         }
-        // A sum and a product.
+        // A sum and a product; the factor itself is rounded.
         Call::PerLayerInput { token, context, layer, width } => {
-            let [token, context] = [token, context].map(|x| x.value.mapv(f32::abs).into_shared());
-            let sizes = reference::ops::per_layer_input(&token, &context, *layer, *width);
-            let sizes: Vec<f64> = sizes.iter().copied().collect();
-            spread(r, |i, r| ulp(r) / 2.0 + U * sizes[i])
+            let (token, context) = (&token.value, &context.value);
+            let columns = token.len() / token.shape()[0].max(1);
+            let (token, context): (Vec<f32>, Vec<f32>) =
+                (token.iter().copied().collect(), context.iter().copied().collect());
+            spread(r, |n, r| {
+                let from = n / width * columns + layer * width + n % width;
+                ulp(r) + U * f64::from(token[from].abs() + context[from].abs())
+            })
         }
         // exp of a difference (its rounding grows with the logit), two sums over experts, two divisions
         // and a factor.
