@@ -5,6 +5,8 @@ mod decoder;
 mod gemma;
 mod gemma4;
 mod moe;
+mod moe_decoder;
+mod olmo2;
 mod phi3;
 mod ple;
 
@@ -12,6 +14,8 @@ pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
+pub use moe_decoder::MoeDecoder;
+pub use olmo2::Olmo2;
 pub use phi3::Phi3;
 pub use ple::PleInputs;
 
@@ -27,6 +31,10 @@ pub enum Model {
     Decoder(Decoder),
     /// phi3.
     Phi3(Phi3),
+    /// olmo2.
+    Olmo2(Olmo2),
+    /// qwen3_moe, glm4_moe.
+    MoeDecoder(MoeDecoder),
     /// gemma2, gemma3.
     Gemma(Gemma),
     /// gemma4.
@@ -36,7 +44,7 @@ pub enum Model {
 /// The state that a model carries from pass to pass.
 #[derive(Clone, Debug)]
 pub enum ModelState<T> {
-    /// Keys and values, and nothing else: [`Model::Decoder`], [`Model::Phi3`].
+    /// Keys and values, and nothing else: decoders of every kind.
     Decoder(DecoderState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
@@ -57,6 +65,10 @@ impl Model {
                 Model::Decoder(Decoder { config, weights })
             }
             (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
+            (Config::Olmo2(config), Weights::Olmo2(weights)) => Model::Olmo2(Olmo2 { config, weights }),
+            (Config::MoeDecoder(config), Weights::MoeDecoder(weights)) => {
+                Model::MoeDecoder(MoeDecoder { config, weights })
+            }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
             (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (config, _) => panic!("weights of another family than {}", config.family()),
@@ -68,6 +80,8 @@ impl Model {
         match self {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
             Model::Phi3(model) => ModelState::Decoder(model.fresh()),
+            Model::Olmo2(model) => ModelState::Decoder(model.fresh()),
+            Model::MoeDecoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
             Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
         }
@@ -85,6 +99,8 @@ impl Model {
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Olmo2(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::MoeDecoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
             (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),

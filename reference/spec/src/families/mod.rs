@@ -7,6 +7,8 @@ pub mod gemma;
 pub mod gemma4;
 pub mod layered;
 pub mod moe;
+pub mod moe_decoder;
+pub mod olmo2;
 pub mod phi3;
 pub mod ple;
 pub mod wrapped;
@@ -140,6 +142,10 @@ pub enum Config {
     Decoder(decoder::DecoderConfig),
     /// phi3: fused projections.
     Phi3(decoder::DecoderConfig),
+    /// olmo2: norms behind the branches.
+    Olmo2(decoder::DecoderConfig),
+    /// Decoders with experts: qwen3_moe, glm4_moe.
+    MoeDecoder(moe_decoder::MoeDecoderConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
     /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
@@ -167,6 +173,9 @@ pub const FAMILIES: &[Family] = &[
     "granite",
     "minicpm",
     "phi3",
+    "olmo2",
+    "qwen3_moe",
+    "glm4_moe",
     "gemma2",
     "gemma3_text",
     "gemma4_text",
@@ -197,6 +206,8 @@ impl Config {
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
             "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, r)?),
+            "olmo2" => Config::Olmo2(decoder::DecoderConfig::parse(family, r)?),
+            "qwen3_moe" | "glm4_moe" => Config::MoeDecoder(moe_decoder::MoeDecoderConfig::parse(family, r)?),
             "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
@@ -206,7 +217,8 @@ impl Config {
     /// The `model_type`.
     pub fn family(&self) -> Family {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.family,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.family,
+            Config::MoeDecoder(config) => config.decoder.family,
             Config::Gemma(config) => config.family,
             Config::Gemma4(config) => config.family,
         }
@@ -215,7 +227,8 @@ impl Config {
     /// Number of token ids.
     pub fn vocab_size(&self) -> usize {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.vocab_size,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.vocab_size,
+            Config::MoeDecoder(config) => config.decoder.vocab_size,
             Config::Gemma(config) => config.vocab_size,
             Config::Gemma4(config) => config.vocab_size,
         }
@@ -224,7 +237,8 @@ impl Config {
     /// Width of the residual stream.
     pub fn hidden_size(&self) -> usize {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.hidden_size,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.hidden_size,
+            Config::MoeDecoder(config) => config.decoder.hidden_size,
             Config::Gemma(config) => config.hidden_size,
             Config::Gemma4(config) => config.hidden_size,
         }
@@ -233,7 +247,8 @@ impl Config {
     /// Number of layers.
     pub fn num_hidden_layers(&self) -> usize {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.layers.len(),
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.layers.len(),
+            Config::MoeDecoder(config) => config.decoder.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
             Config::Gemma4(config) => config.layers.len(),
         }
@@ -242,7 +257,10 @@ impl Config {
     /// Longest sequence the model allows.
     pub fn max_position_embeddings(&self) -> usize {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.max_position_embeddings,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => {
+                config.max_position_embeddings
+            }
+            Config::MoeDecoder(config) => config.decoder.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
             Config::Gemma4(config) => config.max_position_embeddings,
         }
@@ -258,6 +276,10 @@ pub enum Weights {
     Decoder(decoder::DecoderWeights),
     /// See [`Config::Phi3`].
     Phi3(phi3::Phi3Weights),
+    /// See [`Config::Olmo2`].
+    Olmo2(olmo2::Olmo2Weights),
+    /// See [`Config::MoeDecoder`].
+    MoeDecoder(moe_decoder::MoeDecoderWeights),
     /// See [`Config::Gemma`].
     Gemma(gemma::GemmaWeights),
     /// See [`Config::Gemma4`].
@@ -272,6 +294,10 @@ impl Weights {
         let weights = match config {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Phi3(config) => Weights::Phi3(phi3::Phi3Weights::load(config, &mut loader)?),
+            Config::Olmo2(config) => Weights::Olmo2(olmo2::Olmo2Weights::load(config, &mut loader)?),
+            Config::MoeDecoder(config) => {
+                Weights::MoeDecoder(moe_decoder::MoeDecoderWeights::load(config, &mut loader)?)
+            }
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
             Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
         };
@@ -284,6 +310,8 @@ impl Weights {
         match self {
             Weights::Decoder(weights) => weights.matrices(),
             Weights::Phi3(weights) => weights.matrices(),
+            Weights::Olmo2(weights) => weights.matrices(),
+            Weights::MoeDecoder(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
             Weights::Gemma4(weights) => weights.matrices(),
         }
