@@ -69,6 +69,16 @@ pub fn code(v: f32) -> i8 {
     v.round().clamp(-127.0, 127.0) as i8
 }
 
+/// `x` to the nearest bf16, ties to even; a NaN stays a NaN.
+pub fn bf16(x: f32) -> f32 {
+    if x.is_nan() {
+        return x;
+    }
+    let bits = x.to_bits();
+    let even = (bits >> 16) & 1;
+    f32::from_bits((bits + 0x7FFF + even) & 0xFFFF_0000)
+}
+
 /// The int8 codes of an activation row and their scale.
 ///
 /// ```text
@@ -133,6 +143,14 @@ mod tests {
         assert_eq!(codes, [127, 1, -1, 0]);
         assert_eq!(int8_row(&[0.0; 4], &mut codes), 1.0);
         assert_eq!(codes, [0; 4]);
+    }
+
+    // 1 + 2^-8 and 1 + 3·2^-8 lie half way between neighbours: the even one is 1 and 1 + 2^-6.
+    #[test]
+    fn bf16_ties_go_to_even() {
+        assert_eq!(bf16(1.003_906_25), 1.0);
+        assert_eq!(bf16(-1.011_718_75), -1.015_625);
+        assert_eq!(bf16(1.004), 1.007_812_5);
     }
 
     // Row 0: cmax 127, scale 1. Row 1: cmax 1.27, scale 0.01: 0.635 · (127/1.27) = 63.5 → 64.

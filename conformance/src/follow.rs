@@ -4,6 +4,7 @@
 
 use crate::contract::{Contract, decoded_image};
 use crate::judge::{Budget, SiteResult, judge, rows_and_columns};
+use crate::mutants::History;
 use crate::mutants::explain::{Explanation, explain};
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use reference::{Call, Ops, Tensor};
@@ -42,6 +43,8 @@ pub struct Follow<'a> {
     pub not_exposed: Vec<Site>,
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
+    /// What the subject computed so far, or the reference where it does not show it.
+    history: History,
     error: Option<NonFinite>,
 }
 
@@ -69,6 +72,7 @@ impl<'a> Follow<'a> {
             results,
             not_exposed,
             explanation: None,
+            history: History::new(),
             error: None,
         }
     }
@@ -105,7 +109,7 @@ impl<'a> Follow<'a> {
         let result = judge(&name, subject.shape(), &values, expected, &self.budget);
         if result.verdict == crate::judge::Verdict::Failed && self.explain {
             self.explain = false;
-            self.explanation = explain(at, call, subject, self.contract);
+            self.explanation = explain(at, call, subject, self.contract, &self.history);
         }
         self.results.push(result);
     }
@@ -128,6 +132,7 @@ impl Ops for Follow<'_> {
         match self.taps.get(&at) {
             Some(subject) => {
                 self.compare(at, &call, subject, &expected);
+                self.history.note(at, &call, subject.clone());
                 if self.view == View::Own {
                     return Bounded::exact(subject.clone());
                 }
@@ -135,6 +140,9 @@ impl Ops for Follow<'_> {
             None => self.not_exposed.push(at),
         }
         let value = expected.r.mapv(|v| v as f32).into_shared();
+        if !self.taps.contains_key(&at) {
+            self.history.note(at, &call, value.clone());
+        }
         let exact = expected.variance.iter().all(|&v| v == 0.0);
         Bounded { value, variance: (!exact).then(|| expected.variance.into_shared()) }
     }

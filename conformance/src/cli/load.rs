@@ -11,6 +11,9 @@ use std::path::Path;
 
 /// Opens a package and loads its model; `golden` overrides the package's own.
 pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loaded, CliError> {
+    if let Some(model) = fixtures::seeded::named(name) {
+        return seeded_model(name, &model, golden);
+    }
     let package = Package::open(name)?;
     let parsed = Config::parse(package.config(), allowed)
         .map_err(|source| CliError::Config { package: package.name().to_string(), source })?;
@@ -31,6 +34,21 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
         weights,
         golden,
     })
+}
+
+/// A seeded model, which is no directory and has no golden of its own.
+fn seeded_model(
+    name: &str,
+    model: &fixtures::seeded::Seeded,
+    golden: Option<&Path>,
+) -> Result<Loaded, CliError> {
+    let config = Config::parse(&model.config, &[])
+        .map_err(|source| CliError::Config { package: name.to_string(), source })?
+        .config;
+    let weights = Weights::load(&config, model)?;
+    let golden = golden.map(Dump::open).transpose()?;
+    let reference = Model::new(config.clone(), weights.clone());
+    Ok(Loaded { name: name.to_string(), model: reference, config, weights, golden })
 }
 
 /// Refuses a golden that was made from other weights.

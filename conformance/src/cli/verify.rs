@@ -106,7 +106,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
 }
 
 /// The bundled packages that are one model each.
-fn bundled_models() -> Vec<String> {
+pub fn bundled_models() -> Vec<String> {
     let is_model = |name: &String| fixtures::Package::open(name).is_ok_and(|package| !package.has_draft());
     fixtures::bundled().into_iter().filter(is_model).collect()
 }
