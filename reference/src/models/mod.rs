@@ -2,8 +2,10 @@
 
 mod attention;
 mod decoder;
+mod deepseek;
 mod gemma;
 mod gemma4;
+mod gpt_oss;
 mod moe;
 mod moe_decoder;
 mod olmo2;
@@ -12,8 +14,10 @@ mod ple;
 
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
+pub use deepseek::{Deepseek, DeepseekState, LatentCache};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
+pub use gpt_oss::GptOss;
 pub use moe_decoder::MoeDecoder;
 pub use olmo2::Olmo2;
 pub use phi3::Phi3;
@@ -35,6 +39,10 @@ pub enum Model {
     Olmo2(Olmo2),
     /// qwen3_moe, glm4_moe.
     MoeDecoder(MoeDecoder),
+    /// deepseek_v3.
+    Deepseek(Deepseek),
+    /// gpt_oss.
+    GptOss(GptOss),
     /// gemma2, gemma3.
     Gemma(Gemma),
     /// gemma4.
@@ -46,6 +54,8 @@ pub enum Model {
 pub enum ModelState<T> {
     /// Keys and values, and nothing else: decoders of every kind.
     Decoder(DecoderState<T>),
+    /// See [`Model::Deepseek`].
+    Deepseek(DeepseekState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
     /// See [`Model::Gemma4`].
@@ -66,6 +76,10 @@ impl Model {
             }
             (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
             (Config::Olmo2(config), Weights::Olmo2(weights)) => Model::Olmo2(Olmo2 { config, weights }),
+            (Config::Deepseek(config), Weights::Deepseek(weights)) => {
+                Model::Deepseek(Deepseek { config, weights })
+            }
+            (Config::GptOss(config), Weights::GptOss(weights)) => Model::GptOss(GptOss { config, weights }),
             (Config::MoeDecoder(config), Weights::MoeDecoder(weights)) => {
                 Model::MoeDecoder(MoeDecoder { config, weights })
             }
@@ -82,6 +96,8 @@ impl Model {
             Model::Phi3(model) => ModelState::Decoder(model.fresh()),
             Model::Olmo2(model) => ModelState::Decoder(model.fresh()),
             Model::MoeDecoder(model) => ModelState::Decoder(model.fresh()),
+            Model::Deepseek(model) => ModelState::Deepseek(model.fresh()),
+            Model::GptOss(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
             Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
         }
@@ -101,6 +117,8 @@ impl Model {
             (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Olmo2(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::MoeDecoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Deepseek(model), ModelState::Deepseek(state)) => model.pass(ops, state, ids),
+            (Model::GptOss(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
             (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
@@ -113,6 +131,7 @@ impl<T> ModelState<T> {
     pub fn position(&self) -> usize {
         match self {
             ModelState::Decoder(state) => state.position,
+            ModelState::Deepseek(state) => state.position,
             ModelState::Gemma(state) => state.position,
             ModelState::Gemma4(state) => state.position,
         }
