@@ -1,7 +1,7 @@
 //! deepseek_v3: multi-head latent attention, and experts chosen in groups.
 
 use super::moe::Router;
-use super::moe_decoder::{FeedForward, behind_dense, shared_experts};
+use super::moe_decoder::{FeedForward, behind_dense};
 use super::{Ends, Family, Linear, heads};
 use crate::config::{ConfigError, ConfigReader};
 use crate::matrix::{Matrix, Vector};
@@ -55,6 +55,8 @@ pub struct DeepseekConfig {
     pub n_shared_experts: usize,
     /// Whether a layer has experts; the others are dense.
     pub sparse: Vec<bool>,
+    /// Prediction layers behind the last, which change no logits: their tensors are not read.
+    pub num_nextn_predict_layers: usize,
 }
 
 impl DeepseekConfig {
@@ -82,7 +84,8 @@ impl DeepseekConfig {
         // Widths that the framework writes beside the parts they are made of.
         r.only("qk_head_dim", &[json!(qk_nope_head_dim + qk_rope_head_dim)])?;
         r.only("head_dim", &[json!(qk_rope_head_dim)])?;
-        r.inert(&["ep_size", "moe_layer_freq", "seq_aux", "aux_loss_alpha"]);
+        r.only("moe_layer_freq", &[json!(1)])?;
+        r.inert(&["ep_size", "seq_aux", "aux_loss_alpha"]);
         let all_dim = mscale_all_dim(r)?;
         let mut rope = Rope::parse(r, qk_rope_head_dim)?;
         if r.bool("rope_interleave", true)? {
@@ -111,8 +114,9 @@ impl DeepseekConfig {
             rope,
             scale_correction,
             router: Router::parse_sigmoid(r)?,
-            n_shared_experts: shared_experts(r)?,
+            n_shared_experts: r.usize_opt("n_shared_experts")?.unwrap_or(0),
             sparse: behind_dense(r, count)?,
+            num_nextn_predict_layers: r.usize_opt("num_nextn_predict_layers")?.unwrap_or(0),
         })
     }
 }
@@ -176,6 +180,7 @@ pub enum QueryWeights {
 impl DeepseekWeights {
     /// Takes the tensors by their published names.
     pub fn load(c: &DeepseekConfig, loader: &mut Loader) -> Result<Self, LoadError> {
+        loader.skip_layers(c.sparse.len(), c.num_nextn_predict_layers);
         let layers =
             (0..c.sparse.len()).map(|i| DeepseekLayer::load(c, i, loader)).collect::<Result<_, _>>()?;
         Ok(Self { ends: Ends::load(loader, c.vocab_size, c.hidden_size, c.tie_word_embeddings)?, layers })

@@ -18,6 +18,8 @@ pub struct GptOssConfig {
     pub swiglu_alpha: f64,
     /// Where gate and up are cut off.
     pub swiglu_limit: f64,
+    /// Whether the config says that experts are stored as MXFP4.
+    pub mxfp4: bool,
 }
 
 impl GptOssConfig {
@@ -36,13 +38,18 @@ impl GptOssConfig {
             return Err(r.wrong("swiglu_limit", "a positive number"));
         }
         // How weights are stored shows in the tensors; only the formats that are known may be named.
-        if let Some(map) = r.object("quantization_config")? {
+        let quantization = r.object("quantization_config")?;
+        if let Some(map) = quantization {
             let mut q = ConfigReader::new(map, "quantization_config.");
-            q.only("quant_method", &["mxfp4".into()])?;
+            if q.str_opt("quant_method")? != Some("mxfp4") {
+                return Err(q.wrong("quant_method", "mxfp4"));
+            }
             q.inert(&["modules_to_not_convert"]);
             q.finish(&[])?;
         }
-        Ok(Self { decoder, router, swiglu_alpha, swiglu_limit })
+        // The original context once more, beside the one of the rope object.
+        r.inert(&["initial_context_length"]);
+        Ok(Self { decoder, router, swiglu_alpha, swiglu_limit, mxfp4: quantization.is_some() })
     }
 }
 
@@ -85,7 +92,7 @@ impl GptOssWeights {
                 sinks: loader.vector(&name("self_attn.sinks"), d.num_attention_heads)?,
                 post_attention_layernorm: loader.vector(&name("post_attention_layernorm.weight"), hidden)?,
                 router: Linear::load(loader, &name("mlp.router"), count, hidden, true)?,
-                experts: experts(loader, &name("mlp.experts"), count, hidden, d.intermediate_size)?,
+                experts: experts(c, loader, &name("mlp.experts"))?,
             })
         };
         let layers = (0..d.layers.len()).map(|i| layer(i, loader)).collect::<Result<_, LoadError>>()?;
@@ -106,20 +113,16 @@ impl GptOssWeights {
 ///
 /// Plain checkpoints store `[experts, in, out]`, meant for x · W; MXFP4 ones `[experts, out, in]` as
 /// `…_blocks`. Either way gate and up alternate: output 2r is gate r, output 2r + 1 is up r.
-fn experts(
-    loader: &mut Loader,
-    name: &str,
-    count: usize,
-    hidden: usize,
-    inner: usize,
-) -> Result<Experts, LoadError> {
+fn experts(c: &GptOssConfig, loader: &mut Loader, name: &str) -> Result<Experts, LoadError> {
+    let (count, hidden, inner) = (c.router.num_experts, c.decoder.hidden_size, c.decoder.intermediate_size);
     let mut stack = |leaf: &str, out: usize, inner: usize| -> Result<Vec<Linear>, LoadError> {
         let blocks = format!("{name}.{leaf}_blocks");
-        let weights: Vec<Matrix> = if loader.has(&blocks) {
+        let plain = format!("{name}.{leaf}");
+        let weights: Vec<Matrix> = if loader.has(&blocks) || c.mxfp4 && !loader.has(&plain) {
             let all = loader.stack(&blocks, count, out, inner)?;
             (0..count).map(|e| all.rows(out * e..out * (e + 1))).collect()
         } else {
-            let all = loader.stack(&format!("{name}.{leaf}"), count, inner, out)?;
+            let all = loader.stack(&plain, count, inner, out)?;
             (0..count).map(|e| all.transposed(inner * e..inner * (e + 1))).collect()
         };
         let bias = loader.values(&format!("{name}.{leaf}_bias"), &[count, out])?;
