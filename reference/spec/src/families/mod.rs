@@ -37,6 +37,39 @@ impl Linear {
     }
 }
 
+/// A causal depthwise convolution: one short filter a channel.
+#[derive(Clone, Debug)]
+pub struct Conv {
+    /// Filters `[channels, kernel]`, row after row; the last tap of a row meets the current token.
+    pub weight: Vector,
+    /// `[channels]`, where the model has one.
+    pub bias: Option<Vector>,
+    /// Taps of a filter.
+    pub kernel: usize,
+}
+
+impl Conv {
+    /// Takes `{name}.weight`, stored as `[channels, 1, kernel]`, and, where `bias`, `{name}.bias`.
+    pub fn load(
+        loader: &mut Loader,
+        name: &str,
+        channels: usize,
+        kernel: usize,
+        bias: bool,
+    ) -> Result<Conv, LoadError> {
+        Ok(Conv {
+            weight: loader.values(&format!("{name}.weight"), &[channels, 1, kernel])?,
+            bias: loader.vector_if(bias, &format!("{name}.bias"), channels)?,
+            kernel,
+        })
+    }
+
+    /// Number of channels.
+    pub fn channels(&self) -> usize {
+        self.weight.len() / self.kernel
+    }
+}
+
 /// The activation of a gated feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
