@@ -11,7 +11,7 @@ pub use q4::{CodeRow, GROUP};
 pub(crate) use bfp16::{BLOCK, Bfp16Image, from_block, to_block};
 pub(crate) use buffer::Buffer;
 pub(crate) use int8::{Int8Image, WIDE};
-pub(crate) use q4::Q4Image;
+pub(crate) use q4::{Q4Image, ScaleFormat};
 pub(crate) use strict::StrictImage;
 
 use crate::engine::Engine;

@@ -1,5 +1,10 @@
 //! Kernels: which instructions a launch uses, chosen when the program runs.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -53,7 +58,15 @@ impl Kernel {
 
     /// Whether this machine has the instructions.
     pub fn is_supported(self) -> bool {
-        self == Kernel::Portable
+        match self {
+            Kernel::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2 => avx2::is_supported(),
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx512 => avx512::is_supported(),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
     }
 
     /// The widest kernel that this machine supports.
@@ -85,8 +98,28 @@ impl FromStr for Kernel {
 }
 
 /// Brings `rows` activation rows into the format of the image's engine.
+///
+/// One source for every kernel; the compiler turns it into the instructions of each.
 pub(crate) fn prepare(
-    _kernel: Kernel,
+    kernel: Kernel,
+    image: &Image,
+    x: &[f32],
+    rows: usize,
+    into: &mut Activations,
+) -> Result<(), LaunchError> {
+    match kernel {
+        // SAFETY: a `Scratch` only holds kernels that this machine supports.
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Avx512 => unsafe { avx512::prepare(image, x, rows, into) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Avx2 => unsafe { avx2::prepare(image, x, rows, into) },
+        _ => prepare_portable(image, x, rows, into),
+    }
+}
+
+#[inline(always)]
+fn prepare_portable(
     image: &Image,
     x: &[f32],
     rows: usize,
@@ -102,19 +135,29 @@ pub(crate) fn prepare(
 }
 
 /// Computes the outputs of `tiles` for all prepared rows into `y`, `[tile, row, outputs of a tile]`.
+///
+/// `y` comes zeroed.
 pub(crate) fn run(
-    _kernel: Kernel,
+    kernel: Kernel,
     image: &Image,
     x: &[f32],
     a: &Activations,
     tiles: Range<usize>,
     y: &mut [f32],
 ) {
-    match &image.storage {
-        Storage::Strict(image) => strict::portable(image, x, tiles, y),
-        Storage::Int8(image) => int8::portable(image, a, tiles, y),
-        Storage::W4A8(image) => w4a8::portable(image, a, tiles, y),
-        Storage::W4A16(image) => w4a16::portable(image, a, tiles, y),
-        Storage::Bfp16(image) => bfp16::portable(image, a, tiles, y),
+    match kernel {
+        // SAFETY: a `Scratch` only holds kernels that this machine supports.
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Avx512 => unsafe { avx512::run(image, x, a, tiles, y) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Kernel::Avx2 => unsafe { avx2::run(image, x, a, tiles, y) },
+        _ => match &image.storage {
+            Storage::Strict(image) => strict::portable(image, x, tiles, y),
+            Storage::Int8(image) => int8::portable(image, a, tiles, y),
+            Storage::W4A8(image) => w4a8::portable(image, a, tiles, y),
+            Storage::W4A16(image) => w4a16::portable(image, a, tiles, y),
+            Storage::Bfp16(image) => bfp16::portable(image, a, tiles, y),
+        },
     }
 }

@@ -6,8 +6,13 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype as StDtype, Metadata};
+use sha2::{Digest, Sha256};
 
 use crate::DumpError;
+use crate::hash::hex;
+
+/// How much of a file is held at once when all of it is read.
+pub(crate) const PIECE: usize = 64 << 20;
 
 /// The longest header that is read, as in the format's own library.
 const HEADER_LIMIT: u64 = 100_000_000;
@@ -66,8 +71,30 @@ impl Container {
         &self.map[self.data + slot.range.0..self.data + slot.range.1]
     }
 
-    pub fn whole(&self) -> &[u8] {
-        &self.map
+    /// sha256 of a tensor, read in pieces that are given back.
+    pub fn tensor_hash(&self, slot: &Slot) -> String {
+        self.hash(self.data + slot.range.0, self.data + slot.range.1)
+    }
+
+    /// sha256 of the file.
+    pub fn file_hash(&self) -> String {
+        self.hash(0, self.map.len())
+    }
+
+    fn hash(&self, start: usize, end: usize) -> String {
+        let mut sha = Sha256::new();
+        for from in (start..end).step_by(PIECE) {
+            let to = end.min(from + PIECE);
+            sha.update(&self.map[from..to]);
+            forget(&self.map, from, to);
+        }
+        hex(&sha.finalize())
+    }
+
+    /// Gives back the memory under bytes `from..to` of a tensor; they are read again when they are used.
+    pub fn release(&self, slot: &Slot, from: usize, to: usize) {
+        let (start, len) = (self.data + slot.range.0, slot.range.1 - slot.range.0);
+        forget(&self.map, start + from.min(len), start + to.min(len));
     }
 }
 
@@ -104,3 +131,20 @@ fn map_file(file: &File) -> std::io::Result<Mmap> {
     // whole directory), so nothing of ours shortens a file that is mapped.
     unsafe { Mmap::map(file) }
 }
+
+/// Drops the pages of a range from memory, so that a long file streams through a small window.
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn forget(map: &Mmap, from: usize, to: usize) {
+    if from >= to {
+        return;
+    }
+    // SAFETY: the mapping is of a file and is never written through, so that a dropped page comes back
+    // from the file with the same bytes. The range lies inside the mapping.
+    // Refusal does no harm: the pages then stay until memory is short.
+    let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, from, to - from) };
+}
+
+/// Other systems drop pages of a file by themselves when memory is short.
+#[cfg(not(unix))]
+fn forget(_map: &Mmap, _from: usize, _to: usize) {}

@@ -10,7 +10,7 @@ use safetensors::tensor::Dtype as StDtype;
 
 use crate::container::Container;
 use crate::manifest::{self, Dtype, MANIFEST_FILE, Manifest, TAPS_FILE, TapInfo, TapSummary, passes_of};
-use crate::{DumpError, oracle, sha256_hex};
+use crate::{DumpError, oracle};
 
 #[cfg(target_endian = "big")]
 compile_error!("dumps are little-endian and are borrowed as they lie in the file");
@@ -178,7 +178,8 @@ impl Dump {
     /// Integers become f32, which is refused where it would round.
     pub fn f32(&self, name: &str) -> Result<Option<TapValues<'_>>, DumpError> {
         let Some(tap) = self.tap(name) else { return Ok(None) };
-        let Some(bytes) = self.bytes(tap) else { return Ok(None) };
+        let Some(slot) = self.container.get(name) else { return Ok(None) };
+        let bytes = self.container.bytes(slot);
         let values = match tap.dtype {
             Dtype::F32 => match bytemuck::try_cast_slice(bytes) {
                 Ok(values) => Cow::Borrowed(values),
@@ -232,16 +233,17 @@ impl Dump {
             self.verify_tap(tap)?;
         }
         match self.files.get(oracle::TENSORS) {
-            Some(expected) => self.same_hash(None, expected, self.container.whole()),
+            Some(expected) => self.same_hash(None, expected, self.container.file_hash()),
             None => Ok(()),
         }
     }
 
     fn verify_tap(&self, tap: &TapInfo) -> Result<(), DumpError> {
-        let Some(bytes) = self.bytes(tap) else { return Ok(()) };
-        self.same_hash(Some(&tap.name), &tap.sha256, bytes)?;
+        let Some(slot) = self.container.get(&tap.name) else { return Ok(()) };
+        self.same_hash(Some(&tap.name), &tap.sha256, self.container.tensor_hash(slot))?;
         let (Some(said), Some(values)) = (&tap.summary, self.f32(&tap.name)?) else { return Ok(()) };
         let is = TapSummary::of(&tap.name, &tap.shape, &values);
+        self.release(&tap.name, 0, tap.elements());
         // NaN equals NaN in text, and infinities in `first` are null there.
         let (said_line, is_line) = (manifest::line(tap, said), manifest::line(tap, &is));
         if said_line == is_line {
@@ -268,8 +270,7 @@ impl Dump {
         })
     }
 
-    fn same_hash(&self, tensor: Option<&str>, expected: &str, bytes: &[u8]) -> Result<(), DumpError> {
-        let found = sha256_hex(bytes);
+    fn same_hash(&self, tensor: Option<&str>, expected: &str, found: String) -> Result<(), DumpError> {
         if found == expected {
             return Ok(());
         }
@@ -281,10 +282,12 @@ impl Dump {
         })
     }
 
-    /// The stored bytes of a tap.
-    pub(crate) fn bytes(&self, tap: &TapInfo) -> Option<&[u8]> {
-        let slot = self.container.get(&tap.name)?;
-        Some(self.container.bytes(slot))
+    /// Says that elements `from..to` of a tap will not be needed soon. Use it when walking through a tap that
+    /// is larger than the memory it may take; the values stay valid and are read again on demand.
+    pub fn release(&self, name: &str, from: usize, to: usize) {
+        if let Some(slot) = self.container.get(name) {
+            self.container.release(slot, from.saturating_mul(4), to.saturating_mul(4));
+        }
     }
 }
 

@@ -4,9 +4,13 @@
 //! the independent oracle alike, [`DumpWriter`] writes one whole or not at all, and [`TopK`] reads the
 //! small goldens of real models, which hold the best logits of each step instead of taps.
 
+#![deny(unsafe_code)] // but for the two calls in container.rs
+
 mod container;
+pub mod diff;
 mod dump;
 mod error;
+mod find;
 mod hash;
 mod manifest;
 mod name;
@@ -15,8 +19,10 @@ pub mod stats;
 mod topk;
 mod writer;
 
+pub use diff::{Diff, DiffError, DiffOptions, diff};
 pub use dump::{Dump, Noise, TapValues};
 pub use error::DumpError;
+pub use find::{find_dumps, is_dump};
 pub use hash::{model_hash, model_hash_of, sha256_file, sha256_hex};
 pub use manifest::{
     Dtype, FORMAT, MANIFEST_FILE, Manifest, Origin, Pass, Phase, TAPS_FILE, TapInfo, TapSummary,

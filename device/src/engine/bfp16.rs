@@ -6,7 +6,7 @@ use super::launch::{Activations, LaunchError};
 use crate::pack::{BLOCK, Bfp16Image, TILE, to_block};
 use crate::round::bf16;
 
-/// Fills `codes` with mantissas (padded to 8 with zeros), and one `exponent` per block.
+/// Fills `codes` with mantissas (padded to 8 with zeros), and one `exponent` and `sum` per block.
 ///
 /// An activation is rounded to bf16, then its block to eight mantissas with a shared exponent by the rule of
 /// the weights:
@@ -40,6 +40,7 @@ pub(crate) fn prepare(
             let (mantissas, exponent) = to_block(&rounded);
             into.codes[r * into.depth + b * BLOCK..][..BLOCK].copy_from_slice(&mantissas);
             into.exponent[r * blocks + b] = exponent;
+            into.sum[r * blocks + b] = mantissas.iter().map(|&m| i32::from(m)).sum();
         }
     }
     Ok(())

@@ -49,6 +49,8 @@ pub(crate) struct Activations {
     pub blocks: usize,
     /// `[rows, depth]`.
     pub codes: Vec<i8>,
+    /// `[rows, depth]`: codes plus 128, where a kernel asks for them.
+    pub biased: Vec<u8>,
     /// `[rows, depth]`.
     pub values: Vec<f32>,
     /// `[rows, blocks]`.

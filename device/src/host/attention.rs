@@ -1,7 +1,7 @@
 //! Attention over cached keys and values, with a softmax that never holds a row of scores.
 
-use super::math::{exp, softcap};
 use super::dot;
+use super::math::{exp, softcap};
 use rayon::prelude::*;
 
 /// Keys and values of one layer, a list for each head so that a head's keys lie behind each other.
@@ -36,6 +36,23 @@ impl KvCache {
     /// Number of key heads.
     pub fn heads(&self) -> usize {
         self.keys.len()
+    }
+
+    /// Width of a key.
+    pub fn key_dim(&self) -> usize {
+        self.key_dim
+    }
+
+    /// Width of a value.
+    pub fn value_dim(&self) -> usize {
+        self.value_dim
+    }
+
+    /// Reserves memory for `positions` in all.
+    pub fn reserve(&mut self, positions: usize) {
+        let more = positions.saturating_sub(self.len());
+        self.keys.iter_mut().for_each(|list| list.reserve(more * self.key_dim));
+        self.values.iter_mut().for_each(|list| list.reserve(more * self.value_dim));
     }
 
     /// Appends rows: `keys` `[rows, heads, key_dim]`, `values` `[rows, heads, value_dim]`.
@@ -218,7 +235,8 @@ mod tests {
     fn two_pass(a: &Attention, q: &[f32], keys: &[f32], values: &[f32], first: usize, end: usize) -> f64 {
         let scores: Vec<f64> = (first..end)
             .map(|k| {
-                let product: f64 = (0..q.len()).map(|i| f64::from(q[i]) * f64::from(keys[k * q.len() + i])).sum();
+                let product: f64 =
+                    (0..q.len()).map(|i| f64::from(q[i]) * f64::from(keys[k * q.len() + i])).sum();
                 let score = product * f64::from(a.scale);
                 a.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             })

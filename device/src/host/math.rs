@@ -56,10 +56,10 @@ pub fn tanh(x: f32) -> f32 {
     let size = x.abs();
     let s = x * x;
     let mut p = -5.704_988_7e-3;
-    p = p * s + 2.063_908_9e-2;
+    p = p * s + 2.063_909e-2;
     p = p * s - 5.373_971_6e-2;
     p = p * s + 1.333_144_2e-1;
-    p = p * s - 3.333_328_2e-1;
+    p = p * s - 3.333_328e-1;
     let small = p * s * x + x;
     let large = (1.0 - 2.0 / (exp(2.0 * size) + 1.0)).copysign(x);
     if size < 0.625 { small } else { large }
@@ -102,10 +102,14 @@ mod tests {
         assert!(worst(tanh, f64::tanh, -12.0, 12.0) < 3.0);
         assert!(worst(softplus, |x| x.max(0.0) + (-x.abs()).exp().ln_1p(), -20.0, 20.0) < 3.0);
         // In u the rounding of x itself grows by the slope of the exponent, so the bound is on |x|.
-        let gelu = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
+        let gelu = |x: f64| {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        };
         for n in -4000..=4000 {
             let x = n as f32 / 500.0;
-            assert!((f64::from(gelu_tanh(x)) - gelu(f64::from(x))).abs() <= 3e-7 * f64::from(x.abs()).max(1.0));
+            assert!(
+                (f64::from(gelu_tanh(x)) - gelu(f64::from(x))).abs() <= 3e-7 * f64::from(x.abs()).max(1.0)
+            );
         }
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Int8Image {
     codes: Buffer,
     /// `[ND]`, 1 in the padding.
     scale: Vec<f32>,
+    /// `[ND]`: sum of the codes of a column, for dot products that want the other side unsigned.
+    sum: Vec<i32>,
 }
 
 impl Int8Image {
@@ -36,7 +38,12 @@ impl Int8Image {
             return Err(PackError::TooLong { inner, longest: LONGEST });
         }
         let (width, depth) = (out.next_multiple_of(WIDE), inner.next_multiple_of(128));
-        Ok(Int8Image { depth, codes: Buffer::zeroed(width * depth), scale: vec![1.0; width] })
+        Ok(Int8Image {
+            depth,
+            codes: Buffer::zeroed(width * depth),
+            scale: vec![1.0; width],
+            sum: vec![0; width],
+        })
     }
 
     /// Index of B[k, n] in the image; a bijection of KD x ND.
@@ -50,8 +57,9 @@ impl Int8Image {
         let inverse = if cmax < 1e-12 { 1.0 } else { 127.0 / cmax };
         self.scale[n] = if cmax < 1e-12 { 1.0 } else { cmax / 127.0 };
         for (k, &w) in row.iter().enumerate() {
-            let at = self.position(k, n);
-            self.codes.as_mut_slice::<i8>()[at] = int8_code(w * inverse);
+            let (at, code) = (self.position(k, n), int8_code(w * inverse));
+            self.codes.as_mut_slice::<i8>()[at] = code;
+            self.sum[n] += i32::from(code);
         }
     }
 
@@ -74,8 +82,13 @@ impl Int8Image {
         &self.scale.as_chunks().0[tile]
     }
 
+    /// The sums of the codes of the outputs of one tile.
+    pub fn tile_sum(&self, tile: usize) -> &[i32; WIDE] {
+        &self.sum.as_chunks().0[tile]
+    }
+
     pub fn bytes(&self) -> usize {
-        self.codes.len() + self.scale.len() * 4
+        self.codes.len() + self.scale.len() * 4 + self.sum.len() * 4
     }
 }
 

@@ -181,8 +181,18 @@ impl Part {
     }
 
     fn block(&mut self, a: &[f32], b: &[f32]) {
-        let (largest_a, largest_b) = (largest_bits(a), largest_bits(b));
         let equal = bytemuck::cast_slice::<f32, u8>(a) == bytemuck::cast_slice::<f32, u8>(b);
+        let largest_a = largest_bits(a);
+        if equal && largest_a < INFINITY {
+            let squares = dot(a, a);
+            self.finite += a.len() as u64;
+            self.largest = self.largest.max(f64::from(f32::from_bits(largest_a)));
+            self.squares_a += squares;
+            self.squares_b += squares;
+            self.products += squares;
+            self.ulps[0] += a.len() as u64;
+            return;
+        }
         if !equal && self.first.is_none() {
             self.first = a.iter().zip(b).position(|(a, b)| a.to_bits() != b.to_bits()).map(|i| self.n + i);
         }
@@ -192,20 +202,14 @@ impl Part {
             diff[i] = a[i] - b[i];
         }
         let largest_diff = largest_bits(diff);
-        if largest_a.max(largest_b).max(largest_diff) >= INFINITY {
+        // NaN and infinities in a or b do not vanish from the difference.
+        if largest_diff >= INFINITY {
             return self.careful_block(a, b);
         }
 
         self.finite += a.len() as u64;
         self.largest = self.largest.max(f64::from(f32::from_bits(largest_a)));
-        let squares_a = dot(a, a);
-        self.squares_a += squares_a;
-        if equal {
-            self.squares_b += squares_a;
-            self.products += squares_a;
-            self.ulps[0] += a.len() as u64;
-            return;
-        }
+        self.squares_a += dot(a, a);
         self.squares_b += dot(b, b);
         self.products += dot(a, b);
         self.squares_diff += dot(diff, diff);
@@ -225,8 +229,20 @@ impl Part {
         for i in 0..a.len() {
             bucket[i] = bit_length(ulps_apart(a[i], b[i]));
         }
-        for &k in bucket.iter() {
-            self.ulps[k as usize] += 1;
+        // Four counters for each length: pairs next to each other often have the same one, and adding to
+        // what was only just stored is slow.
+        let mut counts = [[0u32; ULP_BUCKETS]; 4];
+        let (fours, rest) = bucket.as_chunks::<4>();
+        for four in fours {
+            for lane in 0..4 {
+                counts[lane][four[lane] as usize] += 1;
+            }
+        }
+        for &k in rest {
+            counts[0][k as usize] += 1;
+        }
+        for k in 0..ULP_BUCKETS {
+            self.ulps[k] += u64::from(counts[0][k] + counts[1][k] + counts[2][k] + counts[3][k]);
         }
     }
 

@@ -97,6 +97,11 @@ impl<'a> ConfigReader<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether `key` is there at all, null included.
+    pub fn present(&self, key: &str) -> bool {
+        self.map.contains_key(key)
+    }
+
     /// An error that `key` holds something unsupported.
     pub fn wrong(&self, key: &str, expected: &str) -> ConfigError {
         let found = self.map.get(key).map_or("absent".to_string(), Value::to_string);

@@ -11,8 +11,8 @@
 //!
 //! Sources: arXiv 2302.13971 (llama), 2310.06825 (mistral), 2407.10671 (qwen2), 2505.09388 (qwen3).
 
-use crate::State;
-use crate::ops::{Mask, Ops, Table};
+use super::{KvCache, Tables};
+use crate::ops::{Mask, Ops};
 use spec::families::Linear;
 use spec::families::decoder::{DecoderConfig, DecoderWeights};
 use spec::site::At;
@@ -35,37 +35,17 @@ pub struct DecoderState<T> {
     pub layers: Vec<KvCache<T>>,
 }
 
-/// Keys and values of one layer: `[keys, kv_heads, head_dim]`, rotated and ready to attend to.
-#[derive(Clone, Debug, Default)]
-pub struct KvCache<T> {
-    /// Keys.
-    pub k: State<T>,
-    /// Values.
-    pub v: State<T>,
-}
-
-/// Cosine and sine of the pass's positions.
-pub struct Tables<T> {
-    cos: T,
-    sin: T,
-}
-
 impl Decoder {
     /// State before the first token.
     pub fn fresh<T>(&self) -> DecoderState<T> {
-        let layers = self.weights.layers.iter().map(|_| KvCache { k: State(None), v: State(None) }).collect();
-        DecoderState { position: 0, layers }
+        DecoderState { position: 0, layers: self.weights.layers.iter().map(|_| KvCache::empty()).collect() }
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut DecoderState<O::Tensor>, ids: &[u32]) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, 1.0);
-        let positions: Vec<u32> = (state.position..state.position + ids.len()).map(|p| p as u32).collect();
-        let rope = Tables {
-            cos: ops.rope_table(at.site("rope.cos"), &positions, &c.rope, Table::Cos),
-            sin: ops.rope_table(at.site("rope.sin"), &positions, &c.rope, Table::Sin),
-        };
+        let rope = Tables::new(ops, ["rope.cos", "rope.sin"], &c.rope, state.position, ids.len());
         for (i, cache) in state.layers.iter_mut().enumerate() {
             x = self.layer(ops, i, &x, state.position, &rope, cache);
         }

@@ -1,8 +1,14 @@
 //! Model programs: each is written once, over [`Ops`], and reads top to bottom.
 
+mod attention;
 mod decoder;
+mod gemma;
+mod hybrid;
 
+pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
+pub use gemma::{Gemma, GemmaState, GemmaTables};
+pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
 
 use crate::ops::Ops;
 use spec::{Config, Weights};
@@ -12,6 +18,10 @@ use spec::{Config, Weights};
 pub enum Model {
     /// llama, mistral, qwen2, qwen3.
     Decoder(Decoder),
+    /// gemma2, gemma3.
+    Gemma(Gemma),
+    /// qwen3_5.
+    Hybrid(Hybrid),
 }
 
 /// The state that a model carries from pass to pass.
@@ -19,6 +29,10 @@ pub enum Model {
 pub enum ModelState<T> {
     /// See [`Model::Decoder`].
     Decoder(DecoderState<T>),
+    /// See [`Model::Gemma`].
+    Gemma(GemmaState<T>),
+    /// See [`Model::Hybrid`].
+    Hybrid(HybridState<T>),
 }
 
 impl Model {
@@ -33,6 +47,9 @@ impl Model {
             (Config::Decoder(config), Weights::Decoder(weights)) => {
                 Model::Decoder(Decoder { config, weights })
             }
+            (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
+            (Config::Hybrid(config), Weights::Hybrid(weights)) => Model::Hybrid(Hybrid { config, weights }),
+            (config, _) => panic!("weights of another family than {}", config.family()),
         }
     }
 
@@ -40,15 +57,24 @@ impl Model {
     pub fn fresh<T>(&self) -> ModelState<T> {
         match self {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
+            Model::Gemma(model) => ModelState::Gemma(model.fresh()),
+            Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
         }
     }
 
     /// Feeds `ids` behind what `state` holds; the logits of every fed token, `[tokens, vocab]`.
     ///
     /// Feeding a prompt at once, token by token or in any chunks gives the same values.
+    ///
+    /// # Panics
+    ///
+    /// Where `state` is of another family: [`Model::fresh`] of the same model makes that impossible.
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut ModelState<O::Tensor>, ids: &[u32]) -> O::Tensor {
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
+            (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
+            _ => panic!("state of another family than the model's"),
         }
     }
 }
@@ -58,6 +84,8 @@ impl<T> ModelState<T> {
     pub fn position(&self) -> usize {
         match self {
             ModelState::Decoder(state) => state.position,
+            ModelState::Gemma(state) => state.position,
+            ModelState::Hybrid(state) => state.position,
         }
     }
 }

@@ -27,7 +27,8 @@ pub fn causal_conv(
     assert_eq!(channels, conv.channels(), "causal_conv: channels of u against filters");
     let state = state.map(|state| held(state, channels, kernel));
     Array2::from_shape_fn((tokens, channels), |(t, c)| {
-        let taps = (0..kernel).map(|j| f64::from(conv.weight[c * kernel + j]) * row(u, state, t + j, kernel - 1, c));
+        let taps =
+            (0..kernel).map(|j| f64::from(conv.weight[c * kernel + j]) * row(u, state, t + j, kernel - 1, c));
         let y = sum(taps);
         let y = conv.bias.as_ref().map_or(y, |bias| y + f64::from(bias[c]));
         activation.map_or(y, |activation| activate(y, activation))
@@ -51,7 +52,11 @@ pub fn conv_state(u: &Tensor, state: Option<&Tensor>, kernel: usize) -> Array2<f
 
 fn held(state: &Tensor, channels: usize, kernel: usize) -> ArrayView2<'_, f32> {
     let state = rows(state);
-    assert_eq!(state.dim(), (channels, kernel), "causal_conv: shape of the state against channels and kernel");
+    assert_eq!(
+        state.dim(),
+        (channels, kernel),
+        "causal_conv: shape of the state against channels and kernel"
+    );
     state
 }
 

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 ///
 /// Value head j uses key head `⌊j / r⌋` with `r = value_heads / key_heads`: consecutive value heads
 /// share a key head.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Delta<'a, T> {
     /// Queries `[tokens, key_heads, key_dim]`, normed and scaled.
     pub q: &'a T,
@@ -24,6 +24,15 @@ pub struct Delta<'a, T> {
     /// State before the first token, `[value_heads, key_dim, value_dim]`; zeros where there is none.
     pub state: Option<&'a T>,
 }
+
+// References are copied whatever they refer to; a derive would ask for `T: Copy`.
+impl<T> Clone for Delta<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Delta<'_, T> {}
 
 impl<'a, T> Delta<'a, T> {
     /// The tensors in the order of the fields.
@@ -110,7 +119,10 @@ fn together(heads: &[(Array2<f64>, Array2<f64>)]) -> (Array3<f64>, Array3<f64>) 
     let cores: Vec<_> = heads.iter().map(|(core, _)| core.view()).collect();
     let states: Vec<_> = heads.iter().map(|(_, state)| state.view()).collect();
     let stack = |axis, parts: &[ArrayView2<f64>]| {
-        ndarray::stack(axis, parts).expect("gated_delta_rule: heads of one shape").as_standard_layout().into_owned()
+        ndarray::stack(axis, parts)
+            .expect("gated_delta_rule: heads of one shape")
+            .as_standard_layout()
+            .into_owned()
     };
     (stack(Axis(1), &cores), stack(Axis(0), &states))
 }
@@ -199,9 +211,8 @@ fn one_head_chunked(head: Head, chunk: usize) -> (Array2<f64>, Array2<f64>) {
         }
         let last = here.end - 1;
         s = Array2::from_shape_fn(s.dim(), |(i, j)| {
-            let written = here
-                .clone()
-                .map(|e| between(last, e) * f64::from(k[[e, i]]) * corrections[[e - first, j]]);
+            let written =
+                here.clone().map(|e| between(last, e) * f64::from(k[[e, i]]) * corrections[[e - first, j]]);
             decay(last) * s[[i, j]] + sum(written)
         });
     }
@@ -251,13 +262,21 @@ mod tests {
     /// Random operands: 11 tokens, 2 key heads of 3, 4 value heads of 5.
     fn operands() -> impl Strategy<Value = Vec<Tensor>> {
         let values = |n: usize, low: f32, high: f32| prop::collection::vec(low..high, n);
-        let keys = (values(11 * 2 * 3, -0.6, 0.6), values(11 * 2 * 3, -0.6, 0.6), values(11 * 4 * 5, -2.0, 2.0));
+        let keys =
+            (values(11 * 2 * 3, -0.6, 0.6), values(11 * 2 * 3, -0.6, 0.6), values(11 * 4 * 5, -2.0, 2.0));
         // Decays from none at all to nearly everything.
         let gates = (values(11 * 4, -6.0, 0.0), values(11 * 4, 0.0, 1.0), values(4 * 3 * 5, -2.0, 2.0));
         (keys, gates).prop_map(|((q, k, v), (g, beta, state))| {
             let three = |n, h, d, x| tensor(Array::from_shape_vec((n, h, d), x).unwrap());
             let two = |x| tensor(Array::from_shape_vec((11, 4), x).unwrap());
-            vec![three(11, 2, 3, q), three(11, 2, 3, k), three(11, 4, 5, v), two(g), two(beta), three(4, 3, 5, state)]
+            vec![
+                three(11, 2, 3, q),
+                three(11, 2, 3, k),
+                three(11, 4, 5, v),
+                two(g),
+                two(beta),
+                three(4, 3, 5, state),
+            ]
         })
     }
 

@@ -20,6 +20,7 @@ mod residual;
 mod rms_norm;
 mod rope;
 mod sigmoid;
+mod softcap;
 
 pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
@@ -37,6 +38,7 @@ pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
 pub use sigmoid::{sigmoid, sigmoid_gate};
+pub use softcap::softcap;
 
 use crate::State;
 use ndarray::{ArcArray, ArrayD, IxDyn};
@@ -116,6 +118,8 @@ pub enum Call<'a, T> {
     GdnCore(Delta<'a, T>),
     /// See [`Ops::gdn_state`].
     GdnState(Delta<'a, T>),
+    /// See [`Ops::softcap`].
+    Softcap { x: &'a T, cap: f64 },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -145,6 +149,7 @@ impl<'a, T> Call<'a, T> {
             Call::GdnDecay { .. } => "gdn_decay",
             Call::GdnCore(_) => "gdn_core",
             Call::GdnState(_) => "gdn_state",
+            Call::Softcap { .. } => "softcap",
         }
     }
 
@@ -170,6 +175,7 @@ impl<'a, T> Call<'a, T> {
             }
             Call::GdnDecay { a, .. } => vec![a],
             Call::GdnCore(delta) | Call::GdnState(delta) => delta.operands(),
+            Call::Softcap { x, .. } => vec![x],
         }
     }
 
@@ -208,6 +214,7 @@ impl<'a, T> Call<'a, T> {
             Call::GdnDecay { a_log, dt_bias, .. } => Call::GdnDecay { a: o(0), a_log, dt_bias },
             Call::GdnCore(ref delta) => Call::GdnCore(delta.with(operands)),
             Call::GdnState(ref delta) => Call::GdnState(delta.with(operands)),
+            Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
         }
     }
 }
@@ -244,6 +251,7 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::GdnDecay { a, a_log, dt_bias } => gdn_decay(a, a_log, dt_bias).into_dyn(),
         Call::GdnCore(delta) => gdn_core(delta).into_dyn(),
         Call::GdnState(delta) => gdn_state(delta).into_dyn(),
+        Call::Softcap { x, cap } => softcap(x, *cap),
     })
 }
 
@@ -444,5 +452,10 @@ pub trait Ops {
     /// The state S after the last token of [`Ops::gdn_core`], `[value_heads, key_dim, value_dim]`.
     fn gdn_state(&mut self, at: Site, delta: Delta<Self::Tensor>) -> Self::Tensor {
         self.run(at, Call::GdnState(delta))
+    }
+
+    /// `y = cap · tanh(x / cap)`, element by element: logits bent into (-cap, cap).
+    fn softcap(&mut self, at: Site, x: &Self::Tensor, cap: f64) -> Self::Tensor {
+        self.run(at, Call::Softcap { x, cap })
     }
 }

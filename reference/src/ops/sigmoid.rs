@@ -21,7 +21,8 @@ pub fn sigmoid(x: &Tensor) -> ArrayD<f64> {
 pub fn sigmoid_gate(x: &Tensor, gate: &Tensor) -> ArrayD<f64> {
     let (values, gates) = (rows(x), rows(gate));
     assert_eq!(values.nrows(), gates.nrows(), "sigmoid_gate: rows of x against rows of the gate");
-    let gates = gates.broadcast(values.dim()).expect("sigmoid_gate: row length of x against that of the gate");
+    let gates =
+        gates.broadcast(values.dim()).expect("sigmoid_gate: row length of x against that of the gate");
     let mut y = ndarray::Array2::zeros(values.dim());
     Zip::from(&mut y).and(values).and(gates).for_each(|y, &x, &gate| {
         *y = f64::from(x) * logistic(f64::from(gate));

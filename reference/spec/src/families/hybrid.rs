@@ -112,7 +112,8 @@ impl HybridConfig {
     /// Reads the config of one of the families above.
     pub fn parse(family: Family, r: &mut ConfigReader) -> Result<Self, ConfigError> {
         let num_attention_heads = r.size("num_attention_heads")?;
-        let num_key_value_heads = divisor(r, "num_key_value_heads", "num_attention_heads", num_attention_heads)?;
+        let num_key_value_heads =
+            divisor(r, "num_key_value_heads", "num_attention_heads", num_attention_heads)?;
         let linear_num_value_heads = r.size("linear_num_value_heads")?;
         let linear_num_key_heads =
             divisor(r, "linear_num_key_heads", "linear_num_value_heads", linear_num_value_heads)?;
@@ -283,9 +284,11 @@ impl HybridWeights {
     /// Takes the tensors by their published names.
     pub fn load(c: &HybridConfig, loader: &mut Loader) -> Result<Self, LoadError> {
         let embed_tokens = loader.matrix("model.embed_tokens.weight", c.vocab_size, c.hidden_size)?;
-        let layers = c.layer_types.iter().enumerate().map(|(i, &kind)| {
-            LayerWeights::load(c, kind, &format!("model.layers.{i}"), loader)
-        });
+        let layers = c
+            .layer_types
+            .iter()
+            .enumerate()
+            .map(|(i, &kind)| LayerWeights::load(c, kind, &format!("model.layers.{i}"), loader));
         let layers = layers.collect::<Result<_, _>>()?;
         let norm = loader.vector("model.norm.weight", c.hidden_size)?.plus_one();
         let lm_head = if c.tie_word_embeddings {
@@ -315,7 +318,8 @@ impl LayerWeights {
                 MixerWeights::Full(AttentionWeights::load(c, &format!("{name}.self_attn"), loader)?)
             }
         };
-        let mut norm = |leaf: &str| Ok(loader.vector(&format!("{name}.{leaf}.weight"), c.hidden_size)?.plus_one());
+        let mut norm =
+            |leaf: &str| Ok(loader.vector(&format!("{name}.{leaf}.weight"), c.hidden_size)?.plus_one());
         Ok(Self {
             input_layernorm: norm("input_layernorm")?,
             post_attention_layernorm: norm("post_attention_layernorm")?,

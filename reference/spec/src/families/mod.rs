@@ -3,6 +3,10 @@
 //! Families that differ in a flag share a module; see ARCHITECTURE.md for how to add one.
 
 pub mod decoder;
+pub mod gemma;
+pub mod hybrid;
+pub mod layered;
+pub mod wrapped;
 
 use crate::config::{ConfigError, ConfigReader};
 use crate::matrix::{Matrix, Vector};
@@ -95,6 +99,10 @@ impl Activation {
 pub enum Config {
     /// Pre-norm decoders: llama, mistral, qwen2, qwen3 and their relatives.
     Decoder(decoder::DecoderConfig),
+    /// Four centred norms a layer: gemma2, gemma3.
+    Gemma(gemma::GemmaConfig),
+    /// Gated delta rule and gated softmax attention: qwen3_5.
+    Hybrid(hybrid::HybridConfig),
 }
 
 /// A config with the keys that were passed over (null, false, or allowed by name).
@@ -104,27 +112,50 @@ pub struct Parsed {
     pub config: Config,
     /// Keys that were known to change nothing, or that the user allowed.
     pub passed_over: Vec<String>,
+    /// Parts of a multimodal package that are not judged, by their config key: `vision_config`.
+    pub not_judged: Vec<String>,
 }
 
 /// Every `model_type` that is understood.
-pub const FAMILIES: &[Family] = &["llama", "mistral", "qwen2", "qwen3"];
+pub const FAMILIES: &[Family] =
+    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "qwen3_5_text"];
 
 impl Config {
     /// Reads a `config.json` object. Keys in `allowed` may be unknown.
+    ///
+    /// Of a multimodal config only `text_config` is read; its towers are named in
+    /// [`Parsed::not_judged`].
     pub fn parse(map: &Map<String, Value>, allowed: &[String]) -> Result<Parsed, ConfigError> {
-        let mut reader = ConfigReader::new(map, "");
+        let Some(text) = wrapped::text_config(map, allowed)? else {
+            return Config::parse_text(map, "", allowed);
+        };
+        let mut parsed = Config::parse_text(&text.map, "text_config.", allowed)?;
+        parsed.passed_over.extend(text.passed_over);
+        parsed.not_judged = text.not_judged;
+        Ok(parsed)
+    }
+
+    fn parse_text(map: &Map<String, Value>, path: &str, allowed: &[String]) -> Result<Parsed, ConfigError> {
+        let mut reader = ConfigReader::new(map, path);
         let model_type = reader.str_opt("model_type")?;
         let Some(family) = FAMILIES.iter().find(|family| Some(**family) == model_type) else {
             return Err(reader.wrong("model_type", &FAMILIES.join(", ")));
         };
-        let config = Config::Decoder(decoder::DecoderConfig::parse(family, &mut reader)?);
-        Ok(Parsed { config, passed_over: reader.finish(allowed)? })
+        let r = &mut reader;
+        let config = match *family {
+            "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
+            "qwen3_5_text" => Config::Hybrid(hybrid::HybridConfig::parse(family, r)?),
+            _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
+        };
+        Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
     }
 
     /// The `model_type`.
     pub fn family(&self) -> Family {
         match self {
             Config::Decoder(config) => config.family,
+            Config::Gemma(config) => config.family,
+            Config::Hybrid(config) => config.family,
         }
     }
 
@@ -132,6 +163,8 @@ impl Config {
     pub fn vocab_size(&self) -> usize {
         match self {
             Config::Decoder(config) => config.vocab_size,
+            Config::Gemma(config) => config.vocab_size,
+            Config::Hybrid(config) => config.vocab_size,
         }
     }
 
@@ -139,6 +172,8 @@ impl Config {
     pub fn hidden_size(&self) -> usize {
         match self {
             Config::Decoder(config) => config.hidden_size,
+            Config::Gemma(config) => config.hidden_size,
+            Config::Hybrid(config) => config.hidden_size,
         }
     }
 
@@ -146,6 +181,8 @@ impl Config {
     pub fn num_hidden_layers(&self) -> usize {
         match self {
             Config::Decoder(config) => config.layers.len(),
+            Config::Gemma(config) => config.layer_types.len(),
+            Config::Hybrid(config) => config.layer_types.len(),
         }
     }
 
@@ -153,6 +190,8 @@ impl Config {
     pub fn max_position_embeddings(&self) -> usize {
         match self {
             Config::Decoder(config) => config.max_position_embeddings,
+            Config::Gemma(config) => config.max_position_embeddings,
+            Config::Hybrid(config) => config.max_position_embeddings,
         }
     }
 }
@@ -162,16 +201,23 @@ impl Config {
 pub enum Weights {
     /// See [`Config::Decoder`].
     Decoder(decoder::DecoderWeights),
+    /// See [`Config::Gemma`].
+    Gemma(gemma::GemmaWeights),
+    /// See [`Config::Hybrid`].
+    Hybrid(hybrid::HybridWeights),
 }
 
 impl Weights {
-    /// Takes every tensor that `config` asks for, and refuses any that is left over.
+    /// Takes every tensor that `config` asks for, and refuses any that is left over, unless it
+    /// belongs to a tower of a multimodal package.
     pub fn load(config: &Config, tensors: &dyn Tensors) -> Result<Weights, LoadError> {
         let mut loader = Loader::new(tensors);
         let weights = match config {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
+            Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
+            Config::Hybrid(config) => Weights::Hybrid(hybrid::HybridWeights::load(config, &mut loader)?),
         };
-        loader.finish(|_| false)?;
+        loader.finish(wrapped::of_a_tower)?;
         Ok(weights)
     }
 
@@ -179,6 +225,8 @@ impl Weights {
     pub fn matrices(&mut self) -> Vec<&mut Matrix> {
         match self {
             Weights::Decoder(weights) => weights.matrices(),
+            Weights::Gemma(weights) => weights.matrices(),
+            Weights::Hybrid(weights) => weights.matrices(),
         }
     }
 }

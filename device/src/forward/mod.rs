@@ -1,0 +1,125 @@
+//! Model programs: the host side of a pass, one file a program.
+
+mod decoder;
+
+use crate::DeviceError;
+use crate::host::attention::KvCache;
+use crate::launcher::{Part, Source};
+use crate::pass::Pass;
+use crate::resident::{Group, Key, Role};
+use spec::{Config, Matrix, Rope, Site, Weights};
+
+/// A model as the device runs it: a row of the residual stream goes in, a row for the head comes out.
+///
+/// A program holds the model's norms and tables and the state of the request; matrix products are
+/// asked of the pass.
+pub(crate) trait Program: Send {
+    /// Sizes.
+    fn shape(&self) -> Shape;
+
+    /// Every image that the model needs, and the weights that make it.
+    fn sources(&self) -> Vec<(Key, Source)>;
+
+    /// The embedding table `[vocab, hidden]`.
+    fn table(&self) -> &Matrix;
+
+    /// What a row of the table is multiplied by before layer 0.
+    fn embed_scale(&self) -> f32 {
+        1.0
+    }
+
+    /// The rows that the first layer receives, from embedded rows `[rows, hidden]`.
+    ///
+    /// A program with inputs beside the residual stream computes them here, once a pass.
+    fn begin(&mut self, tokens: &[u32], rows: Vec<f32>, pass: &mut Pass) -> Result<Vec<f32>, DeviceError> {
+        let _ = (tokens, pass);
+        Ok(rows)
+    }
+
+    /// Layer `i` on the chunk in hand: `x` is `[rows, width]`, changed in place.
+    fn layer(&mut self, i: usize, x: &mut [f32], pass: &mut Pass) -> Result<(), DeviceError>;
+
+    /// Hands out the state of layer `i` after its last chunk.
+    fn state_taps(&self, i: usize, pass: &mut Pass);
+
+    /// The row after the last layer that the final norm takes, from what the layer hands on.
+    fn gather(&mut self, x: Vec<f32>, pass: &mut Pass) -> Result<Vec<f32>, DeviceError> {
+        let _ = pass;
+        Ok(x)
+    }
+
+    /// Final norm: `[rows, hidden]`.
+    fn final_norm(&self, x: &[f32]) -> Vec<f32>;
+
+    /// Turns head products into logits.
+    fn finish_logits(&self, logits: &mut [f32]) {
+        let _ = logits;
+    }
+
+    /// Whether something follows the head product, so that it is a site of its own.
+    fn changes_logits(&self) -> bool {
+        false
+    }
+
+    /// The oldest position that [`Program::truncate`] can go back to, `held` being the present one.
+    fn oldest(&self, held: usize) -> usize {
+        let _ = held;
+        0
+    }
+
+    /// Takes the state back to `positions`.
+    fn truncate(&mut self, positions: usize);
+
+    /// Reserves memory for `positions`.
+    fn reserve(&mut self, positions: usize);
+}
+
+/// Sizes of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub layers: usize,
+    pub hidden: usize,
+    /// Width of what layers hand on: `hidden`, or that of all parallel streams.
+    pub width: usize,
+    pub vocab: usize,
+    pub max_positions: usize,
+}
+
+/// The program of a model.
+pub(crate) fn program(config: &Config, weights: &Weights) -> Result<Box<dyn Program>, DeviceError> {
+    match (config, weights) {
+        (Config::Decoder(config), Weights::Decoder(weights)) => {
+            Ok(Box::new(decoder::Decoder::new(config, weights)?))
+        }
+    }
+}
+
+/// The head as an image. Its product is the site `logits`, or `lm_head` where something follows.
+fn head(weights: &Matrix, changed: bool) -> (Key, Source) {
+    let site = Site::model(if changed { "lm_head" } else { "logits" });
+    let part = Part { site, matrix: weights.clone(), bias: None };
+    (Key::outside(Role::Head), Source::new(Group::Outside, vec![part]))
+}
+
+/// Hands out a layer's keys and values, where wanted.
+fn cache_taps(cache: &KvCache, pass: &mut Pass) {
+    if pass.taps.wants("k_cache") {
+        pass.taps.rows("k_cache", &[cache.heads(), cache.key_dim()], &cache.keys());
+    }
+    if pass.taps.wants("v_cache") {
+        pass.taps.rows("v_cache", &[cache.heads(), cache.value_dim()], &cache.values());
+    }
+}
+
+/// Refuses heads that no group of queries divides evenly, and rotations wider than a head.
+fn check_heads(heads: usize, kv_heads: usize, rope: &Rope) -> Result<(), DeviceError> {
+    let refuse = |reason| Err(DeviceError::Model { reason });
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return refuse(format!("{kv_heads} key heads do not divide {heads} query heads"));
+    }
+    if rope.rotary_dim > rope.head_dim || !rope.rotary_dim.is_multiple_of(2) {
+        let Rope { rotary_dim, head_dim, .. } = rope;
+        return refuse(format!("a rotation of {rotary_dim} values in a head of {head_dim}"));
+    }
+    Ok(())
+}

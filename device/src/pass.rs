@@ -1,0 +1,104 @@
+//! What a model program sees of a pass: where it stands, products, and sites.
+
+use crate::DeviceError;
+use crate::launcher::Launcher;
+use crate::resident::{Key, Role};
+use crate::taps::Taps;
+use std::ops::Range;
+
+/// A pass through the model, seen from the chunk of rows that is being computed in one layer.
+///
+/// A pass of any number of rows goes layer by layer, and inside a layer in chunks of at most as many
+/// rows as a launch takes.
+pub(crate) struct Pass<'a, 's> {
+    pub launcher: &'a mut Launcher,
+    pub taps: Taps<'s>,
+    /// Position of the first row of the pass.
+    pub start: usize,
+    /// Rows of the pass in hand.
+    pub chunk: Range<usize>,
+    /// Layer in hand.
+    pub layer: Option<usize>,
+}
+
+impl Pass<'_, '_> {
+    /// Goes on to `layer`, or to what follows the layers.
+    pub fn enter(&mut self, layer: Option<usize>) {
+        self.layer = layer;
+        self.taps.enter(layer);
+    }
+
+    /// Position of the first row in hand.
+    pub fn position(&self) -> usize {
+        self.start + self.chunk.start
+    }
+
+    /// The position at which the first row in hand is turned in layer `layer`.
+    pub fn rope_position(&self, layer: usize) -> usize {
+        let position = self.position();
+        let fault = self.launcher.fault.as_ref();
+        fault.map_or(position, |fault| fault.position(layer, self.chunk.start, position))
+    }
+
+    /// Number of rows in hand.
+    pub fn rows(&self) -> usize {
+        self.chunk.len()
+    }
+
+    /// The product of `role` in the layer in hand: `[rows, inner]` to `[rows, out]`, bias included.
+    pub fn product(&mut self, role: Role, x: &[f32]) -> Result<Vec<f32>, DeviceError> {
+        let key = self.key(role);
+        self.launcher.product(key, x, self.chunk.start)
+    }
+
+    /// The name of an image of the layer in hand.
+    pub fn key(&self, role: Role) -> Key {
+        match self.layer {
+            Some(layer) => Key::layer(layer, role),
+            None => Key::outside(role),
+        }
+    }
+
+    /// The product of a fused image of `N` projections, cut apart, each the value of its own site.
+    pub fn parts<const N: usize>(&mut self, role: Role, x: &[f32]) -> Result<[Vec<f32>; N], DeviceError> {
+        let mut fused = self.product(role, x)?;
+        let parts = self.launcher.parts(&self.key(role));
+        assert_eq!(parts.len(), N, "parts: projections of {role:?}");
+        if let [(name, width)] = parts[..] {
+            self.value(name, &[width], &mut fused);
+            return Ok(std::array::from_fn(|_| std::mem::take(&mut fused)));
+        }
+        let stride: usize = parts.iter().map(|(_, width)| width).sum();
+        let mut from = 0;
+        Ok(std::array::from_fn(|n| {
+            let (name, width) = parts[n];
+            let mut part = Vec::with_capacity(self.rows() * width);
+            fused.chunks_exact(stride).for_each(|row| part.extend_from_slice(&row[from..from + width]));
+            self.value(name, &[width], &mut part);
+            from += width;
+            part
+        }))
+    }
+
+    /// The product of a fused image as it is, `[rows, all projections]`; each is named if it is tapped.
+    pub fn fused(&mut self, role: Role, x: &[f32]) -> Result<Vec<f32>, DeviceError> {
+        let fused = self.product(role, x)?;
+        let parts = self.launcher.parts(&self.key(role));
+        let stride: usize = parts.iter().map(|(_, width)| width).sum();
+        let mut from = 0;
+        for (name, width) in parts {
+            self.taps.columns(name, &fused, stride, from, width);
+            from += width;
+        }
+        Ok(fused)
+    }
+
+    /// Names a value: `values` are rows of shape `row` at site `name`.
+    pub fn value(&mut self, name: &'static str, row: &[usize], values: &mut [f32]) {
+        if let Some(fault) = &self.launcher.fault {
+            let site = spec::site::At(self.layer).site(name);
+            fault.host(site, self.chunk.start, row.iter().product(), values);
+        }
+        self.taps.rows(name, row, values);
+    }
+}
