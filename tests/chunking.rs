@@ -87,6 +87,10 @@ fn a_later_token_changes_no_earlier_row() {
         ids[last] = (ids[last] + 1) % vocab as u32;
         let after = logits(&model, &ids, &[ids.len()]);
         assert_eq!(bits(&before[..last * vocab]), bits(&after[..last * vocab]), "{name}");
-        assert_ne!(bits(&before[last * vocab..]), bits(&after[last * vocab..]), "{name}: the test sees nothing");
+        assert_ne!(
+            bits(&before[last * vocab..]),
+            bits(&after[last * vocab..]),
+            "{name}: the test sees nothing"
+        );
     }
 }

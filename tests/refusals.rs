@@ -58,8 +58,11 @@ fn values_that_change_the_mathematics() {
             types.map(|types| types[0] = json!("telepathic_attention")).is_some()
         }),
         ("rope_type", |map| {
-            let Some(rope) = map.get_mut("rope_parameters").and_then(Value::as_object_mut) else { return false };
-            let nested = ["full_attention", "sliding_attention"].iter().find(|kind| rope.contains_key(**kind));
+            let Some(rope) = map.get_mut("rope_parameters").and_then(Value::as_object_mut) else {
+                return false;
+            };
+            let nested =
+                ["full_attention", "sliding_attention"].iter().find(|kind| rope.contains_key(**kind));
             let rope = match nested {
                 Some(kind) => rope[*kind].as_object_mut().unwrap(),
                 None => rope,
@@ -128,7 +131,10 @@ fn every_tensor_is_needed_and_has_its_shape() {
         for name in inner.names() {
             let hidden = Edited { inner, hidden: Some(&name), added: None, reshaped: None };
             let error = Weights::load(&config, &hidden).expect_err(&name);
-            assert!(matches!(&error, LoadError::Missing { tensor, .. } if *tensor == name), "{name}: {error}");
+            assert!(
+                matches!(&error, LoadError::Missing { tensor, .. } if *tensor == name),
+                "{name}: {error}"
+            );
             let reshaped = Edited { inner, hidden: None, added: None, reshaped: Some(&name) };
             let error = Weights::load(&config, &reshaped).expect_err(&name);
             assert!(matches!(&error, LoadError::Shape { tensor, .. } if *tensor == name), "{name}: {error}");

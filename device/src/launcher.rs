@@ -6,7 +6,7 @@ use crate::design::Design;
 use crate::engine::{Engine, LaunchError, PREFILL_ROWS, Scratch};
 use crate::fault::Fault;
 use crate::pack::{CodeRow, GROUP, Image, PackError};
-use crate::resident::{Group, Key, ResidentCache};
+use crate::resident::{Group, Key, ResidentCache, Role};
 use crate::simd::{Kernel, KernelError};
 use crate::switches::Switches;
 use rayon::prelude::*;
@@ -143,6 +143,34 @@ impl DecodeScratch {
     }
 }
 
+/// The parts of a pass that load their images together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// What happens to embeddings before the first layer.
+    Begin,
+    /// One layer.
+    Layer(usize),
+    /// The head, and what happens before it.
+    End,
+}
+
+impl Stage {
+    fn of(key: &Key) -> Stage {
+        match (key.layer, key.role) {
+            (Some(layer), _) => Stage::Layer(layer as usize),
+            (None, Role::Head | Role::StreamOut) => Stage::End,
+            (None, _) => Stage::Begin,
+        }
+    }
+
+    fn layer(self) -> Option<usize> {
+        match self {
+            Stage::Layer(layer) => Some(layer),
+            Stage::Begin | Stage::End => None,
+        }
+    }
+}
+
 /// What stops packing.
 enum PackFailure {
     Weight(NonFinite),
@@ -204,13 +232,14 @@ impl Launcher {
         self.sources.iter().map(|(key, (source, design))| (*key, source.group, *design))
     }
 
-    /// Makes every image of `layer` available, decoding no more than the guard asks for.
+    /// Makes every image of `stage` available, decoding no more than the guard asks for.
     ///
     /// A group of weights is passed over when **all** its images are resident and no switch restores
     /// the reading. Images enter the cache together, after the last one was packed.
-    pub fn load(&mut self, layer: Option<usize>) -> Result<(), DeviceError> {
+    pub fn load(&mut self, stage: Stage) -> Result<(), DeviceError> {
         let began = Instant::now();
-        let keys: Vec<Key> = self.keys_of(layer);
+        let layer = stage.layer();
+        let keys: Vec<Key> = self.sources.keys().copied().filter(|key| Stage::of(key) == stage).collect();
         let mut packed = Vec::new();
         for group in [Group::Attention, Group::FeedForward, Group::PerLayer, Group::Outside] {
             let members: Vec<Key> =
@@ -236,15 +265,10 @@ impl Launcher {
         Ok(())
     }
 
-    /// Ends a layer: what may not outlive it goes.
+    /// Ends a stage: what may not outlive it goes.
     pub fn leave(&mut self) {
         self.transient.clear();
         self.decode.forget(self.switches.poison);
-    }
-
-    fn keys_of(&self, layer: Option<usize>) -> Vec<Key> {
-        let layer = layer.map(|layer| layer as u32);
-        self.sources.keys().copied().filter(|key| key.layer == layer).collect()
     }
 
     /// The guard.
@@ -310,7 +334,7 @@ impl Launcher {
         let refuse = |found: String| DeviceError::Image { key, expected: design.to_string(), found };
         let image = image.ok_or_else(|| refuse("not resident".into()))?;
         let found = Design { engine: image.engine(), out: image.out(), inner: image.inner() };
-        if found != design && self.fault.is_none() {
+        if found != design {
             return Err(refuse(found.to_string()));
         }
         Ok(image.clone())
@@ -425,5 +449,58 @@ fn add_bias(parts: &[Part], stride: usize, y: &mut [f32]) {
             }
         }
         from += part.matrix.out();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source() -> Source {
+        let matrix = Matrix::from_values("w", 2, 3, vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let part = Part { site: Site::layer(0, "mlp_out"), matrix, bias: None };
+        Source::new(Group::FeedForward, vec![part])
+    }
+
+    #[test]
+    fn scratch_hands_out_what_was_loaded() {
+        let mut scratch = DecodeScratch::default();
+        let key = Key::layer(0, Role::Down);
+        scratch.load(key, &source(), 0, None).unwrap();
+        assert_eq!(scratch.row(key, 1, 3), [4.0, 5.0, 6.0]);
+        scratch.forget(true);
+        assert!(scratch.values.iter().all(|v| v.is_nan()));
+    }
+
+    #[test]
+    #[should_panic(expected = "read before a load")]
+    fn scratch_is_not_read_after_its_layer() {
+        let mut scratch = DecodeScratch::default();
+        let key = Key::layer(0, Role::Down);
+        scratch.load(key, &source(), 0, None).unwrap();
+        scratch.forget(false);
+        scratch.row(key, 0, 3);
+    }
+
+    #[test]
+    #[should_panic(expected = "row 0 of layers.1.Down read where layers.0.Down was loaded")]
+    fn scratch_is_not_read_for_another_layer() {
+        let mut scratch = DecodeScratch::default();
+        scratch.load(Key::layer(0, Role::Down), &source(), 0, None).unwrap();
+        scratch.row(Key::layer(1, Role::Down), 0, 3);
+    }
+
+    // Rows 0 and 1 are the first projection, row 2 the second; each bias stands over its own columns.
+    #[test]
+    fn fused_rows_and_biases_keep_their_projection() {
+        let mut source = source();
+        let second = Matrix::from_values("u", 1, 3, vec![7.0, 8.0, 9.0]);
+        let bias = Some(Vector::new("u.bias", vec![100.0]));
+        source.parts.push(Part { site: Site::layer(0, "mlp_up"), matrix: second, bias });
+        let (matrix, row) = source.locate(2);
+        assert_eq!((matrix.name(), row), ("u", 0));
+        let mut y = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        add_bias(&source.parts, 3, &mut y);
+        assert_eq!(y, [1.0, 2.0, 103.0, 4.0, 5.0, 106.0]);
     }
 }

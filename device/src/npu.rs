@@ -6,7 +6,7 @@ use crate::design::Design;
 use crate::engine::{Engine, PREFILL_ROWS};
 use crate::fault::Fault;
 use crate::forward::{self, Program, Shape};
-use crate::launcher::Launcher;
+use crate::launcher::{Launcher, Stage};
 use crate::pack::{Image, Stored};
 use crate::pass::Pass;
 use crate::resident::{Key, ResidentCache, Role};
@@ -71,8 +71,9 @@ impl Npu {
 
     /// Packs every image now instead of in the first pass.
     pub fn warm_up(&mut self) -> Result<(), DeviceError> {
-        for layer in (0..self.shape.layers).map(Some).chain([None]) {
-            self.launcher.load(layer)?;
+        let layers = (0..self.shape.layers).map(Stage::Layer);
+        for stage in [Stage::Begin].into_iter().chain(layers).chain([Stage::End]) {
+            self.launcher.load(stage)?;
             self.launcher.leave();
         }
         self.count(0);
@@ -195,7 +196,7 @@ impl Npu {
         if h.is_empty() || !h.len().is_multiple_of(hidden) {
             return Err(DeviceError::Length { what: "a row for the head", expected: hidden, found: h.len() });
         }
-        self.launcher.load(None)?;
+        self.launcher.load(Stage::End)?;
         let logits = self.launcher.product(Key::outside(Role::Head), h, 0);
         self.launcher.leave();
         self.count(0);
@@ -336,18 +337,19 @@ impl Npu {
         let width = self.shape.width;
         let mut pass =
             Pass { launcher: &mut self.launcher, taps, start: self.position, chunk: 0..total, layer: None };
-        pass.launcher.load(None)?;
+        pass.launcher.load(Stage::Begin)?;
         let mut embedded = embedded;
         pass.value("embed", &[self.shape.hidden], &mut embedded);
         let mut x = self.program.begin(tokens, embedded, &mut pass)?;
         pass.taps.flush();
+        pass.launcher.leave();
         pass.launcher.counters.outside.close(before, began.elapsed());
 
         let mut tapped = vec![0.0; total * self.layer_taps.len() * width];
         for layer in 0..layers {
             let began = Instant::now();
             pass.enter(Some(layer));
-            pass.launcher.load(Some(layer))?;
+            pass.launcher.load(Stage::Layer(layer))?;
             for from in (0..total).step_by(PREFILL_ROWS) {
                 pass.chunk = from..total.min(from + PREFILL_ROWS);
                 let rows = &mut x[pass.chunk.start * width..pass.chunk.end * width];
@@ -363,7 +365,7 @@ impl Npu {
 
         let (began, before) = (Instant::now(), pass.launcher.counters.outside);
         pass.enter(None);
-        pass.launcher.load(None)?;
+        pass.launcher.load(Stage::End)?;
         let x = self.program.gather(x, &mut pass)?;
         let hidden = self.shape.hidden;
         let first = if pass.taps.active() { 0 } else { first_logits };

@@ -125,7 +125,7 @@ fn header(file: &[u8]) -> Result<(usize, Metadata), String> {
 
 /// Maps a file for reading.
 #[allow(unsafe_code)]
-fn map_file(file: &File) -> std::io::Result<Mmap> {
+pub(crate) fn map_file(file: &File) -> std::io::Result<Mmap> {
     // SAFETY: the mapping is read-only and private. Bytes that another process changes meanwhile are
     // seen as other bytes, which the hashes tell; a dump is never written in place (the writer renames a
     // whole directory), so nothing of ours shortens a file that is mapped.

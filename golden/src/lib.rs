@@ -12,6 +12,7 @@ mod dump;
 mod error;
 mod find;
 mod hash;
+pub mod import;
 mod manifest;
 mod name;
 mod oracle;

@@ -91,6 +91,7 @@ pub(crate) fn program(config: &Config, weights: &Weights) -> Result<Box<dyn Prog
         (Config::Decoder(config), Weights::Decoder(weights)) => {
             Ok(Box::new(decoder::Decoder::new(config, weights)?))
         }
+        (config, _) => Err(DeviceError::Model { reason: format!("family {}", config.family()) }),
     }
 }
 

@@ -248,3 +248,58 @@ impl GemmaLayerWeights {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+    use crate::families::layered::LayerType;
+    use crate::rope::Scaling;
+    use serde_json::{Value, json};
+
+    fn parse(value: Value) -> super::GemmaConfig {
+        match Config::parse(value.as_object().unwrap(), &[]).unwrap().config {
+            Config::Gemma(config) => config,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    // The published 4B file says no more of its text model than this; the class has the rest.
+    #[test]
+    fn a_published_wrapper_and_the_frameworks_spelling_mean_the_same() {
+        let older = parse(json!({"model_type": "gemma3", "vision_config": {}, "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 7, "sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}}));
+        let types = [
+            "sliding_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+            "sliding_attention",
+        ];
+        let newer =
+            parse(json!({"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 7, "sliding_window": 1024, "layer_types": types,
+            "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}}));
+        assert_eq!(older, newer);
+        assert_eq!(older.rope.scaling, Scaling::Linear { factor: 8.0 });
+        assert_eq!((older.rope.theta, older.rope_local.as_ref().unwrap().theta), (1e6, 1e4));
+        assert_eq!((older.head_dim, older.num_key_value_heads, older.window(5)), (256, 4, None));
+    }
+
+    #[test]
+    fn a_cap_of_null_is_no_cap_and_an_absent_one_is_the_family_s() {
+        let with = |key: &str, value: Value| {
+            let mut map = json!({"model_type": "gemma2", "hidden_size": 8, "intermediate_size": 8,
+                "num_hidden_layers": 2, "rope_theta": 1e4});
+            map[key] = value;
+            parse(map)
+        };
+        assert_eq!(with("head_dim", json!(4)).attn_logit_softcapping, Some(50.0));
+        assert_eq!(with("attn_logit_softcapping", Value::Null).attn_logit_softcapping, None);
+        assert_eq!(with("final_logit_softcapping", json!(9.0)).final_logit_softcapping, Some(9.0));
+        assert_eq!(with("head_dim", json!(4)).layer_types, [LayerType::Sliding, LayerType::Full]);
+    }
+}
