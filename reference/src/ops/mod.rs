@@ -8,11 +8,11 @@ mod append;
 mod attention;
 mod causal_conv;
 mod columns;
-mod concat;
 mod embed;
 mod gated_act;
 mod gated_delta_rule;
 mod gdn_decay;
+mod join;
 mod l2_norm;
 mod linear;
 mod multiply;
@@ -26,11 +26,11 @@ pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
 pub use causal_conv::{causal_conv, conv_state};
 pub use columns::{Run, columns};
-pub use concat::concat;
 pub use embed::embed;
 pub use gated_act::{activate, gated_act};
 pub use gated_delta_rule::{Delta, gated_delta_rule_chunked, gdn_core, gdn_state};
 pub use gdn_decay::gdn_decay;
+pub use join::join;
 pub use l2_norm::{L2_EPS, l2_norm};
 pub use linear::linear;
 pub use multiply::multiply;
@@ -98,8 +98,8 @@ pub enum Call<'a, T> {
     Residual { x: &'a T, branch: &'a T, multiplier: f32 },
     /// See [`Ops::columns`].
     Columns { x: &'a T, runs: &'a [Run], width: Option<usize> },
-    /// See [`Ops::concat`].
-    Concat { parts: Vec<&'a T> },
+    /// See [`Ops::join`].
+    Join { parts: Vec<&'a T> },
     /// See [`Ops::multiply`].
     Multiply { a: &'a T, b: &'a T },
     /// See [`Ops::sigmoid`].
@@ -139,7 +139,7 @@ impl<'a, T> Call<'a, T> {
             Call::GatedAct { .. } => "gated_act",
             Call::Residual { .. } => "residual",
             Call::Columns { .. } => "columns",
-            Call::Concat { .. } => "concat",
+            Call::Join { .. } => "join",
             Call::Multiply { .. } => "multiply",
             Call::Sigmoid { .. } => "sigmoid",
             Call::SigmoidGate { .. } => "sigmoid_gate",
@@ -167,7 +167,7 @@ impl<'a, T> Call<'a, T> {
             Call::GatedAct { gate, up, .. } => vec![gate, up],
             Call::Residual { x, branch, .. } => vec![x, branch],
             Call::Columns { x, .. } | Call::Sigmoid { x } | Call::L2Norm { x, .. } => vec![x],
-            Call::Concat { parts } => parts.clone(),
+            Call::Join { parts } => parts.clone(),
             Call::Multiply { a, b } => vec![a, b],
             Call::SigmoidGate { x, gate } => vec![x, gate],
             Call::CausalConv { u, state, .. } | Call::ConvState { u, state, .. } => {
@@ -200,7 +200,7 @@ impl<'a, T> Call<'a, T> {
             Call::GatedAct { activation, .. } => Call::GatedAct { gate: o(0), up: o(1), activation },
             Call::Residual { multiplier, .. } => Call::Residual { x: o(0), branch: o(1), multiplier },
             Call::Columns { runs, width, .. } => Call::Columns { x: o(0), runs, width },
-            Call::Concat { .. } => Call::Concat { parts: operands.iter().collect() },
+            Call::Join { .. } => Call::Join { parts: operands.iter().collect() },
             Call::Multiply { .. } => Call::Multiply { a: o(0), b: o(1) },
             Call::Sigmoid { .. } => Call::Sigmoid { x: o(0) },
             Call::SigmoidGate { .. } => Call::SigmoidGate { x: o(0), gate: o(1) },
@@ -239,7 +239,7 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::GatedAct { gate, up, activation } => gated_act(gate, up, *activation),
         Call::Residual { x, branch, multiplier } => residual(x, branch, *multiplier),
         Call::Columns { x, runs, width } => columns(x, runs, *width),
-        Call::Concat { parts } => concat(parts).into_dyn(),
+        Call::Join { parts } => join(parts).into_dyn(),
         Call::Multiply { a, b } => multiply(a, b),
         Call::Sigmoid { x } => sigmoid(x),
         Call::SigmoidGate { x, gate } => sigmoid_gate(x, gate),
@@ -388,8 +388,8 @@ pub trait Ops {
     }
 
     /// `y[t, ·] = parts[0][t, ·] | parts[1][t, ·] | …`: rows side by side.
-    fn concat(&mut self, at: Site, parts: &[&Self::Tensor]) -> Self::Tensor {
-        self.run(at, Call::Concat { parts: parts.to_vec() })
+    fn join(&mut self, at: Site, parts: &[&Self::Tensor]) -> Self::Tensor {
+        self.run(at, Call::Join { parts: parts.to_vec() })
     }
 
     /// `y = a · b`, element by element.

@@ -150,7 +150,7 @@ impl HybridConfig {
 /// `key`, which must divide the value of `whole`.
 fn divisor(r: &mut ConfigReader, key: &str, whole: &str, value: usize) -> Result<usize, ConfigError> {
     match r.size(key)? {
-        n if value % n == 0 => Ok(n),
+        n if value.is_multiple_of(n) => Ok(n),
         _ => Err(r.wrong(key, &format!("a divisor of {whole} {value}"))),
     }
 }
@@ -163,7 +163,8 @@ fn layer_types(r: &mut ConfigReader) -> Result<Vec<LayerType>, ConfigError> {
         if interval == 0 {
             return Err(r.wrong("full_attention_interval", "a positive number"));
         }
-        let kind = |i: usize| if (i + 1) % interval == 0 { LayerType::Full } else { LayerType::Linear };
+        let kind =
+            |i: usize| if (i + 1).is_multiple_of(interval) { LayerType::Full } else { LayerType::Linear };
         return Ok((0..count).map(kind).collect());
     };
     if types.len() != count {
@@ -205,6 +206,7 @@ pub struct LayerWeights {
 
 /// Weights of a mixer.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // One a layer: a few hundred bytes beside its matrices.
 pub enum MixerWeights {
     /// `linear_attn`
     Linear(DeltaWeights),
@@ -231,6 +233,7 @@ pub struct DeltaWeights {
 
 /// The two layouts of the projections into the delta rule.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // One a layer, and all of a model have the same variant.
 pub enum DeltaProjections {
     /// qwen3_next: fused, and interleaved by key head.
     Grouped {
@@ -402,5 +405,69 @@ impl MlpWeights {
             up_proj: linear("up_proj", inner, hidden)?,
             down_proj: linear("down_proj", hidden, inner)?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::rope::Scaling;
+    use serde_json::{Value, json};
+
+    fn parse(value: &Value) -> Result<HybridConfig, ConfigError> {
+        match Config::parse(value.as_object().unwrap(), &[])?.config {
+            Config::Hybrid(config) => Ok(config),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The keys of a published checkpoint: a wrapper, and fewer sizes.
+    fn published() -> Value {
+        json!({
+            "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+            "image_token_id": 7, "video_token_id": 8, "vision_start_token_id": 5, "vision_end_token_id": 6,
+            "tie_word_embeddings": false, "vision_config": {"depth": 2},
+            "text_config": {
+                "attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true, "dtype": "bfloat16",
+                "full_attention_interval": 3, "head_dim": 16, "hidden_act": "silu", "hidden_size": 32,
+                "intermediate_size": 36, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 8,
+                "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 12,
+                "mamba_ssm_dtype": "float32", "max_position_embeddings": 128, "model_type": "qwen3_5_text",
+                "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": false, "num_attention_heads": 4,
+                "num_hidden_layers": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "vocab_size": 97,
+                "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10],
+                    "partial_rotary_factor": 0.25, "rope_theta": 1e7, "rope_type": "default"}
+            }
+        })
+    }
+
+    #[test]
+    fn a_wrapped_config_with_an_interval() {
+        let config = parse(&published()).unwrap();
+        use LayerType::{Full, Linear};
+        assert_eq!(config.layer_types, [Linear, Linear, Full, Linear, Linear, Full]);
+        assert_eq!((config.rope.rotary_dim, &config.rope.scaling), (4, &Scaling::Default));
+        assert!(!config.tie_word_embeddings);
+        assert_eq!(config.mtp_num_hidden_layers, 1);
+        // q and k of 2 · 8, v of 4 · 12
+        assert_eq!((config.conv_channels(), config.linear_group()), (80, 2));
+    }
+
+    #[test]
+    fn settings_that_change_the_mathematics_are_refused() {
+        for (key, value) in [
+            ("attn_output_gate", json!(false)),
+            ("mamba_ssm_dtype", json!("bfloat16")),
+            ("mtp_use_dedicated_embeddings", json!(true)),
+            ("linear_num_key_heads", json!(3)),
+            ("full_attention_interval", json!(0)),
+            ("hidden_act", json!("gelu")),
+        ] {
+            let mut config = published();
+            config["text_config"][key] = value;
+            let error = parse(&config).unwrap_err().to_string();
+            assert!(error.contains(key), "{key}: {error}");
+        }
     }
 }
