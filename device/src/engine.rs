@@ -80,3 +80,68 @@ impl FromStr for Engine {
         Engine::ALL.into_iter().find(|e| e.name() == name).ok_or_else(|| UnknownEngine(name.to_string()))
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::pack::{CodeRow, Image, PackError};
+    use crate::simd::Kernel;
+
+    /// The image of rows of weights.
+    pub fn pack(engine: Engine, w: &[&[f32]]) -> Image {
+        let image = Image::pack(engine, w.len(), w[0].len(), &mut |o, row: &mut [f32]| {
+            row.copy_from_slice(w[o]);
+            Ok::<_, PackError>(())
+        });
+        image.unwrap()
+    }
+
+    /// The image of one row of codes with one scale and zero for all groups.
+    pub fn pack_codes(engine: Engine, codes: &[u8], d: f32, m: f32, symmetric: bool) -> Image {
+        let image = Image::pack_codes(engine, 1, codes.len(), &mut |_, row: &mut CodeRow| {
+            row.codes.copy_from_slice(codes);
+            row.scale.fill(d);
+            row.min.fill(m);
+            row.symmetric = symmetric;
+            Ok::<_, PackError>(())
+        });
+        image.unwrap()
+    }
+
+    /// The outputs of one row; every kernel of this machine must agree on them.
+    pub fn product(image: &Image, x: &[f32]) -> Vec<f32> {
+        let mut outputs: Vec<Vec<f32>> = Vec::new();
+        for kernel in Kernel::ALL.into_iter().filter(|k| k.is_supported()) {
+            let mut y = vec![f32::NAN; image.out()];
+            let mut scratch = Scratch::new(kernel).unwrap();
+            image.multiply(x, 1, &mut y, image.out(), &mut scratch).unwrap();
+            outputs.push(y);
+        }
+        assert!(outputs.iter().all(|y| *y == outputs[0]), "kernels differ: {outputs:?}");
+        outputs.swap_remove(0)
+    }
+
+    #[test]
+    fn names_come_back() {
+        for engine in Engine::ALL {
+            assert_eq!(engine.name().parse(), Ok(engine));
+        }
+        assert_eq!("int4".parse::<Engine>(), Err(UnknownEngine("int4".into())));
+    }
+
+    // Row 0 of w: 1·127 + 10·1 = 137. Row 1: 2·1 + 127·10 = 1272. Transposed they would be 147 and 1271.
+    // 127 in every row of w and of x keeps the integers exact in the formats that scale by the largest value: the
+    // third column carries it for x, where w is 0.
+    #[test]
+    fn every_engine_reads_rows_of_w() {
+        for engine in [Engine::F32, Engine::Int8] {
+            let image = pack(engine, &[&[127.0, 1.0, 0.0], &[2.0, 127.0, 0.0]]);
+            assert_eq!(product(&image, &[1.0, 10.0, 127.0]), [137.0, 1272.0], "{engine}");
+        }
+        // Codes 0 to 15 with scale 1 in 4 bits; mantissas of one block of eight hold all of these integers.
+        for engine in [Engine::W4A8, Engine::W4A16, Engine::Bfp16] {
+            let image = pack(engine, &[&[15.0, 1.0, 0.0], &[2.0, 15.0, 0.0]]);
+            assert_eq!(product(&image, &[1.0, 10.0, 127.0]), [25.0, 152.0], "{engine}");
+        }
+    }
+}

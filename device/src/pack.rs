@@ -236,6 +236,16 @@ impl Image {
         }
     }
 
+    /// Adds up every 8 bytes of what a launch streams: the read rate that bounds a one-row product.
+    pub fn probe(&self) -> u64 {
+        match &self.storage {
+            Storage::Strict(image) => image.probe(),
+            Storage::Int8(image) => image.probe(),
+            Storage::W4A8(image) | Storage::W4A16(image) => image.probe(),
+            Storage::Bfp16(image) => image.probe(),
+        }
+    }
+
     /// The row of weights that the device multiplies with, decoded from the image to f32.
     ///
     /// ```text
@@ -280,5 +290,88 @@ impl Image {
                 Some(Stored { code: image.mantissa(o, i).into(), scale, min: 0.0 })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::tests::{pack, pack_codes};
+
+    fn unpacked(image: &Image, o: usize) -> Vec<f32> {
+        let mut row = vec![f32::NAN; image.inner()];
+        image.unpack_row(o, &mut row);
+        row
+    }
+
+    // Integers that every format holds exactly: 127 or 15 in each row of 33 is the full scale, 0 the smallest
+    // value of its group. Row 1 differs from row 0 in every place but those.
+    #[test]
+    fn what_is_exact_in_the_format_comes_back() {
+        for (engine, most) in [(Engine::F32, 127.0), (Engine::Int8, 127.0), (Engine::Bfp16, 127.0)]
+            .into_iter()
+            .chain([(Engine::W4A8, 15.0), (Engine::W4A16, 15.0)])
+        {
+            let row = |start: usize| -> Vec<f32> {
+                let inside = |i: usize| ((start + i) % 14 + 1) as f32;
+                (0..33).map(|i| if i == 0 { most } else { f32::from(i != 1) * inside(i) }).collect()
+            };
+            let w = [row(0), row(5)];
+            let image = pack(engine, &[&w[0], &w[1]]);
+            // A group of one value has the scale 0 and is held by its zero.
+            assert_eq!([unpacked(&image, 0), unpacked(&image, 1)], w, "{engine}");
+        }
+    }
+
+    #[test]
+    fn codes_and_scales_can_be_read() {
+        // cmax 2: code of 1 is round(63.5) = 64.
+        let image = pack(Engine::Int8, &[&[1.0, 0.0], &[1.0, -2.0]]);
+        assert_eq!(image.stored(1, 0), Some(Stored { code: 64, scale: 2.0 / 127.0, min: 0.0 }));
+        let image = pack_codes(Engine::W4A8, &[3, 15], 0.3, 0.7, false);
+        assert_eq!(image.stored(0, 1), Some(Stored { code: 15, scale: 0.3, min: 0.7 }));
+        let image = pack_codes(Engine::W4A8, &[3, 15], 0.25, 0.0, true);
+        assert_eq!(image.stored(0, 0), Some(Stored { code: -5, scale: 0.25, min: 0.0 }));
+        // The largest of the block is 4 = 64 · 2^-4.
+        let image = pack(Engine::Bfp16, &[&[4.0, -1.0]]);
+        assert_eq!(image.stored(0, 1), Some(Stored { code: -16, scale: 0.0625, min: 0.0 }));
+        assert_eq!(pack(Engine::F32, &[&[4.0]]).stored(0, 0), None);
+    }
+
+    // 17 outputs of 40: tiles of 16, blocks of 32 or 8, int8 padded to 128 both ways.
+    #[test]
+    fn bytes_of_an_image() {
+        let w = [0.5; 40];
+        let bytes = |engine| pack(engine, &[&w[..]; 17]).bytes();
+        assert_eq!(bytes(Engine::F32), 32 * 40 * 4);
+        assert_eq!(bytes(Engine::Int8), 128 * 128 + 128 * (4 + 4));
+        // Two groups of 32 a tile: codes, a 16-bit scale and zero for each output, and a bit for its kind.
+        assert_eq!(bytes(Engine::W4A8), 2 * (2 * (256 + 16 * 4) + 2));
+        assert_eq!(bytes(Engine::Bfp16), 32 * 40 + 32 * 5);
+    }
+
+    #[test]
+    fn a_weight_that_is_not_finite_is_named() {
+        for engine in Engine::ALL {
+            let found = Image::pack(engine, 3, 40, &mut |o, row: &mut [f32]| {
+                row[35] = if o == 1 { f32::INFINITY } else { 1.0 };
+                Ok::<_, PackError>(())
+            });
+            let expected = PackError::NotFinite { row: 1, column: 35, value: f32::INFINITY };
+            assert_eq!(found.err(), Some(expected), "{engine}");
+        }
+    }
+
+    #[test]
+    fn errors_of_the_source_and_empty_matrices() {
+        let none = &mut |_, _: &mut [f32]| Ok::<_, PackError>(());
+        let found = Image::pack(Engine::F32, 0, 3, none).err();
+        assert_eq!(found, Some(PackError::Empty { out: 0, inner: 3 }));
+        // 1e7/15 does not fit f16, the format of a Q4_1 scale.
+        let found = Image::pack(Engine::W4A8, 1, 2, &mut |_, row: &mut [f32]| {
+            row[1] = 1e7;
+            Ok::<_, PackError>(())
+        });
+        assert_eq!(found.err(), Some(PackError::Scale { row: 0, group: 0 }));
     }
 }

@@ -161,3 +161,10 @@ pub(crate) fn run(
         },
     }
 }
+
+/// The R values from `at` on: one block of R rows that stand together.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn rows<const R: usize, T>(values: &[T], at: usize) -> &[T; R] {
+    values[at..at + R].first_chunk().expect("the slice was cut to R values")
+}

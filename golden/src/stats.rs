@@ -6,6 +6,8 @@
 
 mod compare;
 
+use multiversion::multiversion;
+
 pub use compare::{Comparer, Comparison, ULP_BUCKETS, compare};
 
 /// Statistics of one tensor.
@@ -31,6 +33,7 @@ const BLOCK: usize = 1024;
 const INFINITY: u32 = 0x7f80_0000;
 
 /// Statistics of `values`.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub fn tensor(values: &[f32]) -> Tensor {
     let mut squares = 0.0;
     let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
@@ -68,11 +71,13 @@ pub fn argmax(row: &[f32]) -> usize {
 
 /// The bits of the largest magnitude, 0 for an empty block. As integers, because that maximum vectorises
 /// and lets NaN and infinity win.
+#[inline(always)]
 fn largest_bits(block: &[f32]) -> u32 {
     block.iter().map(|v| (v.to_bits() & 0x7fff_ffff) as i32).fold(0, i32::max) as u32
 }
 
 /// Folds with `pick`, which must not depend on the order.
+#[inline(always)]
 fn fold(block: &[f32], start: f32, pick: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [start; LANES];
     let (rows, tail) = block.as_chunks::<LANES>();
@@ -85,6 +90,7 @@ fn fold(block: &[f32], start: f32, pick: impl Fn(f32, f32) -> f32) -> f32 {
 }
 
 /// `Σ a[i]·b[i]` in f64: sixteen sums side by side, then those and the rest from left to right.
+#[inline(always)]
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     let mut lanes = [0f64; LANES];
     let (a_rows, a_tail) = a.as_chunks::<LANES>();

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use karat_golden::{Dtype, Dump, DumpError, Origin, TapKey, TopK};
+use proptest::prelude::*;
 
 const FAMILIES: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
 
@@ -142,6 +143,25 @@ fn router_indices_become_f32() {
     let dir = with_indices([3, (1 << 24) + 1]);
     let error = Dump::open(dir.path()).unwrap().f32("prefill.layers.0.router_index").unwrap_err();
     assert!(error.to_string().ends_with("which f32 holds exactly, found 16777217"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    // Whatever happens to golden.json, opening and checking end in a value or in an error.
+    #[test]
+    fn a_mutated_golden_json_never_panics(at in any::<prop::sample::Index>(), value in any::<u8>()) {
+        let dir = with_indices([3, -1]);
+        let json = dir.path().join("golden.json");
+        let mut text = fs::read(&json).unwrap();
+        let at = at.index(text.len());
+        text[at] = value;
+        fs::write(&json, text).unwrap();
+        if let Ok(dump) = Dump::open(dir.path()) {
+            prop_assert_eq!(dump.taps().len(), 1);
+            let _ = dump.verify_hashes();
+        }
+    }
 }
 
 /// A top-k golden with one step, best token 5.

@@ -13,6 +13,9 @@ pub const DECODE_ROWS: usize = 16;
 /// Rows of a prefill launch, and the most that one launch takes.
 pub const PREFILL_ROWS: usize = 128;
 
+/// Activation rows that stand together.
+const GROUPED: usize = 16;
+
 /// Why a launch was refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LaunchError {
@@ -38,42 +41,68 @@ pub enum LaunchError {
 
 /// Activation rows in the format of an engine.
 ///
-/// Rows are padded along the inner axis with zeros to the block of the engine. Which fields are filled is said
-/// by the `prepare` of each engine.
+/// Rows are padded along the inner axis with zeros to whole blocks. Sixteen rows at a time stand together, block
+/// by block, so that a kernel walks the blocks of all its rows in one stream:
+///
+/// ```text
+/// rows 0..16    block 0 of row 0, block 0 of row 1, …   block 1 of row 0, …
+/// rows 16..32   …                                       the last group holds the rows that are left
+/// ```
+///
+/// Which fields are filled is said by the `prepare` of each engine.
 #[derive(Default)]
 pub(crate) struct Activations {
     pub rows: usize,
-    /// Length of a padded row.
-    pub depth: usize,
     /// Blocks in a row.
     pub blocks: usize,
-    /// `[rows, depth]`.
+    /// Per block its codes.
     pub codes: Vec<i8>,
-    /// `[rows, depth]`: codes plus 128, where a kernel asks for them.
+    /// Per block its codes plus 128, where a kernel asks for them.
     pub biased: Vec<u8>,
-    /// `[rows, depth]`.
+    /// Per block its values.
     pub values: Vec<f32>,
-    /// `[rows, blocks]`.
+    /// Per block.
     pub scale: Vec<f32>,
-    /// `[rows, blocks]`: sum of the codes of a block.
+    /// Per block: sum of the codes.
     pub sum: Vec<i32>,
-    /// `[rows, blocks]`: biased exponent of a block.
-    pub exponent: Vec<u8>,
+    /// Per block: the sum in f32, exactly.
+    pub total: Vec<f32>,
+    /// Per block: biased exponent, exactly.
+    pub exponent: Vec<f32>,
 }
 
 impl Activations {
-    /// Room for `rows` rows of `depth` in `blocks` blocks, everything zero: no value of an earlier launch is left.
-    pub fn begin(&mut self, rows: usize, depth: usize, blocks: usize) {
-        fn zero<T: Copy + Default>(values: &mut Vec<T>, count: usize) {
-            values.clear();
-            values.resize(count, T::default());
+    /// Forgets every earlier launch and makes room for `rows` rows of `blocks` blocks.
+    pub fn begin(&mut self, rows: usize, blocks: usize) {
+        (self.rows, self.blocks) = (rows, blocks);
+        self.codes.clear();
+        self.biased.clear();
+        self.values.clear();
+        for field in [&mut self.scale, &mut self.total, &mut self.exponent] {
+            field.clear();
+            field.resize(rows * blocks, 0.0);
         }
-        (self.rows, self.depth, self.blocks) = (rows, depth, blocks);
-        zero(&mut self.codes, rows * depth);
-        zero(&mut self.values, rows * depth);
-        zero(&mut self.scale, rows * blocks);
-        zero(&mut self.sum, rows * blocks);
-        zero(&mut self.exponent, rows * blocks);
+        self.sum.clear();
+        self.sum.resize(rows * blocks, 0);
+    }
+
+    /// Which block of the image above is block `b` of row `r`.
+    #[inline(always)]
+    pub fn place(&self, r: usize, b: usize) -> usize {
+        let first = r / GROUPED * GROUPED;
+        first * self.blocks + b * self.grouped(r) + r - first
+    }
+
+    /// How many rows stand together with row `r`: the distance of its blocks.
+    #[inline(always)]
+    pub fn grouped(&self, r: usize) -> usize {
+        GROUPED.min(self.rows - r / GROUPED * GROUPED)
+    }
+
+    /// How many rows from row `r` on stand together.
+    #[inline(always)]
+    pub fn together(&self, r: usize) -> usize {
+        self.grouped(r) - r % GROUPED
     }
 }
 
@@ -222,5 +251,60 @@ impl Image {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Engine;
+    use crate::engine::tests::pack;
+
+    #[test]
+    fn a_value_that_is_not_finite_is_named() {
+        for engine in Engine::ALL {
+            for kernel in Kernel::ALL.into_iter().filter(|k| k.is_supported()) {
+                let image = pack(engine, &[&[1.0; 40]]);
+                let mut x = vec![1.0; 3 * 40];
+                x[40 + 33] = f32::INFINITY;
+                let mut y = [7.0; 3];
+                let found = image.multiply(&x, 3, &mut y, 1, &mut Scratch::new(kernel).unwrap());
+                let expected = LaunchError::NotFinite { row: 1, column: 33, value: f32::INFINITY };
+                assert_eq!(found, Err(expected), "{engine}");
+                assert_eq!(y, [7.0; 3], "{engine}: outputs of a refused launch");
+            }
+        }
+    }
+
+    // The largest f32 is finite, but bf16 rounds it to infinity.
+    #[test]
+    fn what_bf16_cannot_hold_is_named() {
+        let refused = |engine| {
+            let mut scratch = Scratch::new(Kernel::best()).unwrap();
+            pack(engine, &[&[1.0]]).multiply(&[f32::MAX], 1, &mut [0.0], 1, &mut scratch).is_err()
+        };
+        assert_eq!(Engine::ALL.map(refused), [false, false, false, true, true]);
+    }
+
+    #[test]
+    fn a_launch_has_128_rows() {
+        let image = pack(Engine::F32, &[&[2.0]]);
+        let mut scratch = Scratch::new(Kernel::best()).unwrap();
+        let mut y = [0.0; 129];
+        let found = image.multiply(&[1.0; 129], 129, &mut y, 1, &mut scratch);
+        assert_eq!(found, Err(LaunchError::TooManyRows { rows: 129 }));
+        image.multiply(&[1.0; 128], 128, &mut y, 1, &mut scratch).unwrap();
+        assert_eq!((y[127], y[128]), (2.0, 0.0));
+        image.multiply(&[], 0, &mut [], 1, &mut scratch).unwrap();
+    }
+
+    // Rows of y may be wider than the image: its neighbours in the row stay.
+    #[test]
+    fn outputs_between_out_and_ld_are_untouched() {
+        let image = pack(Engine::F32, &[&[1.0, 0.0], &[0.0, 1.0]]);
+        let mut scratch = Scratch::new(Kernel::best()).unwrap();
+        let mut y = [9.0; 6];
+        image.multiply(&[1.0, 2.0, 3.0, 4.0], 2, &mut y, 3, &mut scratch).unwrap();
+        assert_eq!(y, [1.0, 2.0, 9.0, 3.0, 4.0, 9.0]);
     }
 }

@@ -13,7 +13,7 @@ pub(crate) fn prepare(
     rows: usize,
     into: &mut Activations,
 ) -> Result<(), LaunchError> {
-    into.begin(rows, 0, 0);
+    into.begin(rows, 0);
     match x.iter().position(|x| !x.is_finite()) {
         Some(at) => Err(LaunchError::NotFinite { row: at / inner, column: at % inner, value: x[at] }),
         None => Ok(()),
@@ -41,5 +41,27 @@ pub(crate) fn portable(image: &StrictImage, x: &[f32], tiles: Range<usize>, y: &
             }
             *sum = acc;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::engine::Engine;
+    use crate::engine::tests::{pack, product};
+
+    // 2^24 + 1 is a tie and goes back to 2^24, twice. Adding the two ones first would give 2^24 + 2.
+    #[test]
+    fn adds_from_left_to_right() {
+        let image = pack(Engine::F32, &[&[16_777_216.0, 1.0, 1.0], &[1.0, 1.0, 16_777_216.0]]);
+        assert_eq!(product(&image, &[1.0, 1.0, 1.0]), [16_777_216.0, 16_777_218.0]);
+    }
+
+    // (1 + 2^-12)² = 1 + 2^-11 + 2^-24; the last term is half a unit of f32 and is rounded away before the sum.
+    // A fused multiply-add would keep it and give 2^-24.
+    #[test]
+    fn rounds_the_product_before_it_adds() {
+        let a = 1.0 + 0.5f32.powi(12);
+        let image = pack(Engine::F32, &[&[-(1.0 + 0.5f32.powi(11)), a]]);
+        assert_eq!(product(&image, &[1.0, a]), [0.0]);
     }
 }

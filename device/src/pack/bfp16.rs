@@ -97,6 +97,10 @@ impl Bfp16Image {
         &self.exponents.as_slice::<u8>().as_chunks().0[tile * self.blocks..(tile + 1) * self.blocks]
     }
 
+    pub fn probe(&self) -> u64 {
+        self.mantissas.probe().wrapping_add(self.exponents.probe())
+    }
+
     pub fn bytes(&self) -> usize {
         self.mantissas.len() + self.exponents.len()
     }

@@ -87,6 +87,10 @@ impl Int8Image {
         &self.sum.as_chunks().0[tile]
     }
 
+    pub fn probe(&self) -> u64 {
+        self.codes.probe()
+    }
+
     pub fn bytes(&self) -> usize {
         self.codes.len() + self.scale.len() * 4 + self.sum.len() * 4
     }

@@ -228,6 +228,10 @@ impl Q4Image {
         self.symmetric[tile]
     }
 
+    pub fn probe(&self) -> u64 {
+        self.codes.probe().wrapping_add(self.scales.probe())
+    }
+
     pub fn bytes(&self) -> usize {
         self.codes.len() + self.scales.len() + self.symmetric.len() * 2
     }

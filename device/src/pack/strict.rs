@@ -46,6 +46,10 @@ impl StrictImage {
         &columns[tile * self.inner..(tile + 1) * self.inner]
     }
 
+    pub fn probe(&self) -> u64 {
+        self.values.probe()
+    }
+
     pub fn bytes(&self) -> usize {
         self.values.len()
     }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::{dot, load_bytes, repeat, store_f32};
 use crate::engine::Activations;
 use crate::pack::Bfp16Image;
+use crate::simd::rows;
 
 #[target_feature(enable = "avx2")]
 pub(super) fn run(image: &Bfp16Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
@@ -13,7 +14,7 @@ pub(super) fn run(image: &Bfp16Image, a: &Activations, tiles: Range<usize>, y: &
     for (tile, outputs) in tiles.zip(outputs.chunks_mut(a.rows)) {
         let mut r = 0;
         while r < a.rows {
-            r += match a.rows - r {
+            r += match a.together(r) {
                 4.. => block::<4>(image, tile, a, r, outputs),
                 2.. => block::<2>(image, tile, a, r, outputs),
                 _ => block::<1>(image, tile, a, r, outputs),
@@ -40,30 +41,29 @@ fn block<const R: usize>(
     row: usize,
     outputs: &mut [[[f32; 8]; 2]],
 ) -> usize {
-    let blocks = image.blocks;
-    let mantissas: [_; R] = std::array::from_fn(|r| {
-        &a.codes[(row + r) * a.depth..][..a.depth].as_chunks::<4>().0.as_chunks::<2>().0[..blocks]
-    });
-    let exponent: [_; R] = std::array::from_fn(|r| &a.exponent[(row + r) * blocks..][..blocks]);
+    let (first, step) = (a.place(row, 0), a.grouped(row));
+    let blocks = a.codes.as_chunks::<4>().0.as_chunks::<2>().0;
     let mut acc = [[_mm256_setzero_ps(); 2]; R];
     for (b, (quads, ew)) in image.tile(tile).iter().zip(image.tile_exponents(tile)).enumerate() {
+        let at = first + b * step;
+        let (mantissas, exponent): (&[_; R], &[_; R]) = (rows(blocks, at), rows(&a.exponent, at));
         let quads: &[[[u8; 32]; 2]; 2] = bytemuck::cast_ref(quads);
         let ew = ew.as_chunks::<4>().0;
         for h in 0..2 {
-            let first = load_bytes(&quads[0][h]);
-            let second = load_bytes(&quads[1][h]);
-            let (ma, mb) = (_mm256_abs_epi8(first), _mm256_abs_epi8(second));
+            let front = load_bytes(&quads[0][h]);
+            let back = load_bytes(&quads[1][h]);
+            let (ma, mb) = (_mm256_abs_epi8(front), _mm256_abs_epi8(back));
             let exponents = |quad: [u8; 4]| {
                 let wide = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(i32::from_ne_bytes(quad)));
                 _mm256_add_epi64(wide, _mm256_set1_epi64x(1023 - 266))
             };
             let (el, eh) = (exponents(ew[2 * h]), exponents(ew[2 * h + 1]));
             for r in 0..R {
-                let [qa, qb] = mantissas[r][b];
-                let mut i = dot(_mm256_setzero_si256(), ma, first, repeat(qa));
-                i = dot(i, mb, second, repeat(qb));
-                let low = scaled(_mm256_castsi256_si128(i), el, exponent[r][b]);
-                let high = scaled(_mm256_extracti128_si256::<1>(i), eh, exponent[r][b]);
+                let [qa, qb] = mantissas[r];
+                let mut i = dot(_mm256_setzero_si256(), ma, front, repeat(qa));
+                i = dot(i, mb, back, repeat(qb));
+                let low = scaled(_mm256_castsi256_si128(i), el, exponent[r] as u8);
+                let high = scaled(_mm256_extracti128_si256::<1>(i), eh, exponent[r] as u8);
                 acc[r][h] = _mm256_add_ps(acc[r][h], _mm256_set_m128(high, low));
             }
         }

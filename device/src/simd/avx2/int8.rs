@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::{dot, load_bytes, load_f32, load_i32, repeat, store_f32, store_i32};
 use crate::engine::Activations;
 use crate::pack::{Int8Image, WIDE};
+use crate::simd::rows;
 
 /// Registers of eight outputs in a tile.
 const LANES: usize = WIDE / 8;
@@ -17,18 +18,16 @@ const DEPTH: usize = 32;
 pub(super) fn run(image: &Int8Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
     let outputs = y.as_chunks_mut::<8>().0.as_chunks_mut::<LANES>().0;
     let mut sums = vec![[[0i32; 8]; LANES]; a.rows];
-    let quads = a.codes.as_chunks::<4>().0;
     for (tile, outputs) in tiles.zip(outputs.chunks_mut(a.rows)) {
         sums.fill([[0; 8]; LANES]);
         let columns = image.tile(tile);
         for (step, w) in columns.chunks(DEPTH).enumerate() {
-            let at = |r: usize| &quads[r * columns.len() + step * DEPTH..][..w.len()];
             let mut r = 0;
             while r < a.rows {
-                r += match a.rows - r {
-                    4.. => block::<4, 2>(w, at, r, &mut sums),
-                    2.. => block::<2, 4>(w, at, r, &mut sums),
-                    _ => block::<1, 8>(w, at, r, &mut sums),
+                r += match a.together(r) {
+                    4.. => block::<4, 2>(w, step * DEPTH, a, r, &mut sums),
+                    2.. => block::<2, 4>(w, step * DEPTH, a, r, &mut sums),
+                    _ => block::<1, 8>(w, step * DEPTH, a, r, &mut sums),
                 };
             }
         }
@@ -43,16 +42,18 @@ pub(super) fn run(image: &Int8Image, a: &Activations, tiles: Range<usize>, y: &m
     }
 }
 
-/// Adds the quads of `w` to the sums of R rows, T registers of outputs at a time; returns R.
+/// Adds the quads of `w`, which start with `first_quad`, to the sums of R rows, T registers of outputs at a time; returns R.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn block<'a, const R: usize, const T: usize>(
+fn block<const R: usize, const T: usize>(
     w: &[[[i8; 4]; WIDE]],
-    quads: impl Fn(usize) -> &'a [[i8; 4]],
+    first_quad: usize,
+    a: &Activations,
     row: usize,
     sums: &mut [[[i32; 8]; LANES]],
 ) -> usize {
-    let quads: [_; R] = std::array::from_fn(|r| &quads(row + r)[..w.len()]);
+    let quads = a.codes.as_chunks::<4>().0;
+    let (first_place, step) = (a.place(row, first_quad), a.grouped(row));
     for first in (0..LANES).step_by(T) {
         let mut acc = [[_mm256_setzero_si256(); T]; R];
         for r in 0..R {
@@ -62,11 +63,12 @@ fn block<'a, const R: usize, const T: usize>(
         }
         for (k, w) in w.iter().enumerate() {
             let lanes: &[[u8; 32]; LANES] = bytemuck::cast_ref(w);
+            let quads: &[_; R] = rows(quads, first_place + k * step);
             for t in 0..T {
                 let column = load_bytes(&lanes[first + t]);
                 let magnitude = _mm256_abs_epi8(column);
                 for r in 0..R {
-                    acc[r][t] = dot(acc[r][t], magnitude, column, repeat(quads[r][k]));
+                    acc[r][t] = dot(acc[r][t], magnitude, column, repeat(quads[r]));
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::{BF16, lanes, load_bytes, load_f32, plane, scales, store_f32};
 use crate::engine::Activations;
 use crate::pack::{GROUP, Q4Image};
+use crate::simd::rows;
 
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn run(image: &Q4Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
@@ -21,14 +22,13 @@ pub(super) fn run(image: &Q4Image, a: &Activations, tiles: Range<usize>, y: &mut
                 let m =
                     if image.mins { scales::<BF16>(&planes[(2 + h) * width..]) } else { _mm256_setzero_ps() };
                 let w = decode(bytes, h, d, m, image.tile_symmetric(tile));
-                let at = |r: usize| &values[r * a.blocks + b];
                 let mut r = 0;
                 while r < a.rows {
-                    r += match a.rows - r {
-                        8.. => block::<8>(&w, at, r, h, outputs),
-                        4.. => block::<4>(&w, at, r, h, outputs),
-                        2.. => block::<2>(&w, at, r, h, outputs),
-                        _ => block::<1>(&w, at, r, h, outputs),
+                    r += match a.together(r) {
+                        8.. => block::<8>(&w, rows(values, a.place(r, b)), r, h, outputs),
+                        4.. => block::<4>(&w, rows(values, a.place(r, b)), r, h, outputs),
+                        2.. => block::<2>(&w, rows(values, a.place(r, b)), r, h, outputs),
+                        _ => block::<1>(&w, rows(values, a.place(r, b)), r, h, outputs),
                     };
                 }
             }
@@ -69,14 +69,13 @@ fn decode(bytes: &[u8; 256], h: usize, d: __m256, m: __m256, symmetric: u16) -> 
 /// Adds one tile of 32 products to the sums of R rows; returns R.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn block<'a, const R: usize>(
+fn block<const R: usize>(
     w: &[__m256; GROUP],
-    values: impl Fn(usize) -> &'a [f32; GROUP],
+    a: &[[f32; GROUP]; R],
     row: usize,
     h: usize,
     sums: &mut [[[f32; 8]; 2]],
 ) -> usize {
-    let a: [_; R] = std::array::from_fn(|r| values(row + r));
     let mut t = [_mm256_setzero_ps(); R];
     for k in 0..GROUP {
         for r in 0..R {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::{BF16, F16, F32, lanes, load_bytes, plane, repeat, scales, store_f32};
 use crate::engine::Activations;
 use crate::pack::{Q4Image, ScaleFormat};
+use crate::simd::rows;
 
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn run(image: &Q4Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
@@ -30,7 +31,7 @@ fn walk<const FORMAT: u8, const MINS: bool>(
     for (tile, outputs) in tiles.zip(outputs.chunks_mut(a.rows)) {
         let mut r = 0;
         while r < a.rows {
-            r += match a.rows - r {
+            r += match a.together(r) {
                 4.. => block::<FORMAT, MINS, 4>(image, tile, a, r, outputs),
                 2.. => block::<FORMAT, MINS, 2>(image, tile, a, r, outputs),
                 _ => block::<FORMAT, MINS, 1>(image, tile, a, r, outputs),
@@ -51,12 +52,8 @@ fn block<const FORMAT: u8, const MINS: bool, const R: usize>(
     row: usize,
     outputs: &mut [[[f32; 8]; 2]],
 ) -> usize {
-    let groups = image.groups;
-    let codes: [_; R] = std::array::from_fn(|r| {
-        &a.codes[(row + r) * a.depth..][..a.depth].as_chunks::<4>().0.as_chunks::<8>().0[..groups]
-    });
-    let scale: [_; R] = std::array::from_fn(|r| &a.scale[(row + r) * a.blocks..][..groups]);
-    let sum: [_; R] = std::array::from_fn(|r| &a.sum[(row + r) * a.blocks..][..groups]);
+    let (first, step) = (a.place(row, 0), a.grouped(row));
+    let blocks = a.codes.as_chunks::<4>().0.as_chunks::<8>().0;
     let symmetric = [lanes(image.tile_symmetric(tile), 0), lanes(image.tile_symmetric(tile), 1)];
     let nibble = _mm256_set1_epi8(15);
     let ones = _mm256_set1_epi16(1);
@@ -64,6 +61,10 @@ fn block<const FORMAT: u8, const MINS: bool, const R: usize>(
     let planes = image.tile_scales(tile).chunks_exact(if MINS { 4 * width } else { 2 * width });
     let mut acc = [[_mm256_setzero_ps(); 2]; R];
     for (b, (bytes, planes)) in image.tile(tile).iter().zip(planes).enumerate() {
+        let at = first + b * step;
+        let codes: &[_; R] = rows(blocks, at);
+        let (scale, sum, total): (&[_; R], &[_; R], &[_; R]) =
+            (rows(&a.scale, at), rows(&a.sum, at), rows(&a.total, at));
         let octets: &[[[u8; 32]; 2]; 4] = bytemuck::cast_ref(bytes);
         for h in 0..2 {
             let mut pairs = [_mm256_setzero_si256(); R];
@@ -72,7 +73,7 @@ fn block<const FORMAT: u8, const MINS: bool, const R: usize>(
                 let even = _mm256_and_si256(both, nibble);
                 let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(both), nibble);
                 for r in 0..R {
-                    let a = &codes[r][b];
+                    let a = &codes[r];
                     let low = _mm256_maddubs_epi16(even, repeat(a[2 * j]));
                     let high = _mm256_maddubs_epi16(odd, repeat(a[2 * j + 1]));
                     pairs[r] = _mm256_add_epi16(pairs[r], _mm256_add_epi16(low, high));
@@ -80,15 +81,15 @@ fn block<const FORMAT: u8, const MINS: bool, const R: usize>(
             }
             let d = scales::<FORMAT>(&planes[h * width..]);
             for r in 0..R {
-                let offset = _mm256_and_si256(symmetric[h], _mm256_set1_epi32(8 * sum[r][b]));
+                let offset = _mm256_and_si256(symmetric[h], _mm256_set1_epi32(8 * sum[r]));
                 let i1 = _mm256_sub_epi32(_mm256_madd_epi16(pairs[r], ones), offset);
                 let mut term = _mm256_mul_ps(d, _mm256_cvtepi32_ps(i1));
                 if MINS {
-                    let i2 = _mm256_cvtepi32_ps(_mm256_set1_epi32(sum[r][b]));
+                    let i2 = _mm256_set1_ps(total[r]);
                     term =
                         _mm256_add_ps(term, _mm256_mul_ps(scales::<FORMAT>(&planes[(2 + h) * width..]), i2));
                 }
-                acc[r][h] = _mm256_add_ps(acc[r][h], _mm256_mul_ps(_mm256_set1_ps(scale[r][b]), term));
+                acc[r][h] = _mm256_add_ps(acc[r][h], _mm256_mul_ps(_mm256_set1_ps(scale[r]), term));
             }
         }
     }

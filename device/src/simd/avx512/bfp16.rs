@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::{load_bytes, repeat, store_f32};
 use crate::engine::Activations;
 use crate::pack::{Bfp16Image, TILE};
+use crate::simd::rows;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(super) fn run(image: &Bfp16Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
@@ -15,7 +16,7 @@ pub(super) fn run(image: &Bfp16Image, a: &Activations, tiles: Range<usize>, y: &
     for (tile, outputs) in tiles.zip(outputs.chunks_mut(a.rows)) {
         let mut r = 0;
         while r < a.rows {
-            r += match a.rows - r {
+            r += match a.together(r) {
                 8.. => block::<8>(image, tile, a, r, outputs),
                 4.. => block::<4>(image, tile, a, r, outputs),
                 2.. => block::<2>(image, tile, a, r, outputs),
@@ -34,29 +35,29 @@ fn block<const R: usize>(
     row: usize,
     outputs: &mut [[f32; TILE]],
 ) -> usize {
-    let blocks = image.blocks;
-    let mantissas: [_; R] = std::array::from_fn(|r| {
-        &a.codes[(row + r) * a.depth..][..a.depth].as_chunks::<4>().0.as_chunks::<2>().0[..blocks]
-    });
-    let sum: [_; R] = std::array::from_fn(|r| &a.sum[(row + r) * blocks..][..blocks]);
-    let exponent: [_; R] = std::array::from_fn(|r| &a.exponent[(row + r) * blocks..][..blocks]);
+    let (first, step) = (a.place(row, 0), a.grouped(row));
+    let blocks = a.codes.as_chunks::<4>().0.as_chunks::<2>().0;
     let bias = _mm512_set1_epi8(i8::MIN);
     let mut acc = [_mm512_setzero_ps(); R];
     for (b, (quads, ew)) in image.tile(tile).iter().zip(image.tile_exponents(tile)).enumerate() {
+        let at = first + b * step;
+        let (mantissas, exponent): (&[_; R], &[_; R]) = (rows(blocks, at), rows(&a.exponent, at));
+        let sum: &[_; R] = rows(&a.sum, at);
         let quads: &[[u8; 64]; 2] = bytemuck::cast_ref(quads);
-        let first = _mm512_xor_si512(load_bytes(&quads[0]), bias);
-        let second = _mm512_xor_si512(load_bytes(&quads[1]), bias);
+        let front = _mm512_xor_si512(load_bytes(&quads[0]), bias);
+        let back = _mm512_xor_si512(load_bytes(&quads[1]), bias);
         // SAFETY: the reference covers the 16 bytes that are read; no alignment is needed.
         let ew = unsafe { _mm_loadu_si128(ew.as_ptr().cast()) };
-        let ew = _mm512_cvtepu8_epi32(ew);
+        let ew = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(ew));
+        let ew = _mm512_sub_ps(ew, _mm512_set1_ps(266.0));
         for r in 0..R {
-            let [ma, mb] = mantissas[r][b];
-            let mut i = _mm512_set1_epi32(-128 * sum[r][b]);
-            i = _mm512_dpbusd_epi32(i, first, repeat(ma));
-            i = _mm512_dpbusd_epi32(i, second, repeat(mb));
-            let e = _mm512_add_epi32(ew, _mm512_set1_epi32(i32::from(exponent[r][b]) - 266));
+            let [ma, mb] = mantissas[r];
+            let mut i = _mm512_set1_epi32(-128 * sum[r]);
+            i = _mm512_dpbusd_epi32(i, front, repeat(ma));
+            i = _mm512_dpbusd_epi32(i, back, repeat(mb));
+            let e = _mm512_add_ps(ew, _mm512_set1_ps(exponent[r]));
             // Rounds once, also where the result is subnormal.
-            let term = _mm512_scalef_ps(_mm512_cvtepi32_ps(i), _mm512_cvtepi32_ps(e));
+            let term = _mm512_scalef_ps(_mm512_cvtepi32_ps(i), e);
             acc[r] = _mm512_add_ps(acc[r], term);
         }
     }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::{load_bytes, load_i32, store_f32, store_i32};
 use crate::engine::Activations;
 use crate::pack::{Int8Image, WIDE};
+use crate::simd::rows;
 
 /// Registers of sixteen outputs in a tile.
 const LANES: usize = WIDE / 16;
@@ -20,20 +21,18 @@ const DEPTH: usize = 64;
 pub(super) fn run(image: &Int8Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
     let outputs = y.as_chunks_mut::<16>().0.as_chunks_mut::<LANES>().0;
     let mut sums = vec![[[0i32; 16]; LANES]; a.rows];
-    let quads = a.biased.as_chunks::<4>().0;
     for (tile, outputs) in tiles.zip(outputs.chunks_mut(a.rows)) {
         sums.fill([[0; 16]; LANES]);
         let columns = image.tile(tile);
         let depth = if a.rows <= 2 { columns.len() } else { DEPTH };
         for (step, w) in columns.chunks(depth).enumerate() {
-            let at = |r: usize| &quads[r * columns.len() + step * depth..][..w.len()];
             let mut r = 0;
             while r < a.rows {
-                r += match a.rows - r {
-                    8.. => block::<8, 2>(w, at, r, &mut sums),
-                    4.. => block::<4, 4>(w, at, r, &mut sums),
-                    2.. => block::<2, 8>(w, at, r, &mut sums),
-                    _ => block::<1, 8>(w, at, r, &mut sums),
+                r += match a.together(r) {
+                    8.. => block::<8, 2>(w, step * depth, a, r, &mut sums),
+                    4.. => block::<4, 4>(w, step * depth, a, r, &mut sums),
+                    2.. => block::<2, 8>(w, step * depth, a, r, &mut sums),
+                    _ => block::<1, 8>(w, step * depth, a, r, &mut sums),
                 };
             }
         }
@@ -50,16 +49,18 @@ pub(super) fn run(image: &Int8Image, a: &Activations, tiles: Range<usize>, y: &m
     }
 }
 
-/// Adds the quads of `w` to the sums of R rows, T registers of outputs at a time; returns R.
+/// Adds the quads of `w`, which start with `first_quad`, to the sums of R rows, T registers of outputs at a time; returns R.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn block<'a, const R: usize, const T: usize>(
+fn block<const R: usize, const T: usize>(
     w: &[[[i8; 4]; WIDE]],
-    quads: impl Fn(usize) -> &'a [[u8; 4]],
+    first_quad: usize,
+    a: &Activations,
     row: usize,
     sums: &mut [[[i32; 16]; LANES]],
 ) -> usize {
-    let quads: [_; R] = std::array::from_fn(|r| &quads(row + r)[..w.len()]);
+    let quads = a.biased.as_chunks::<4>().0;
+    let (first_place, step) = (a.place(row, first_quad), a.grouped(row));
     for first in (0..LANES).step_by(T) {
         let mut acc = [[_mm512_setzero_si512(); T]; R];
         for r in 0..R {
@@ -69,12 +70,13 @@ fn block<'a, const R: usize, const T: usize>(
         }
         for (k, w) in w.iter().enumerate() {
             let lanes: &[[u8; 64]; LANES] = bytemuck::cast_ref(w);
+            let quads: &[_; R] = rows(quads, first_place + k * step);
             let mut column = [_mm512_setzero_si512(); T];
             for t in 0..T {
                 column[t] = load_bytes(&lanes[first + t]);
             }
             for r in 0..R {
-                let quad = _mm512_set1_epi32(i32::from_ne_bytes(quads[r][k]));
+                let quad = _mm512_set1_epi32(i32::from_ne_bytes(quads[r]));
                 for t in 0..T {
                     acc[r][t] = _mm512_dpbusd_epi32(acc[r][t], quad, column[t]);
                 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::{BF16, load_bytes, load_f32, plane, scales, store_f32};
 use crate::engine::Activations;
 use crate::pack::{GROUP, Q4Image, TILE};
+use crate::simd::rows;
 
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn run(image: &Q4Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
@@ -19,14 +20,13 @@ pub(super) fn run(image: &Q4Image, a: &Activations, tiles: Range<usize>, y: &mut
             let d = scales::<BF16>(planes);
             let m = if image.mins { scales::<BF16>(&planes[width..]) } else { _mm512_setzero_ps() };
             let w = decode(bytes, d, m, image.tile_symmetric(tile));
-            let at = |r: usize| &values[r * a.blocks + b];
             let mut r = 0;
             while r < a.rows {
-                r += match a.rows - r {
-                    8.. => block::<8>(&w, at, r, outputs),
-                    4.. => block::<4>(&w, at, r, outputs),
-                    2.. => block::<2>(&w, at, r, outputs),
-                    _ => block::<1>(&w, at, r, outputs),
+                r += match a.together(r) {
+                    8.. => block::<8>(&w, rows(values, a.place(r, b)), r, outputs),
+                    4.. => block::<4>(&w, rows(values, a.place(r, b)), r, outputs),
+                    2.. => block::<2>(&w, rows(values, a.place(r, b)), r, outputs),
+                    _ => block::<1>(&w, rows(values, a.place(r, b)), r, outputs),
                 };
             }
         }
@@ -66,13 +66,12 @@ fn decode(bytes: &[u8; 256], d: __m512, m: __m512, symmetric: u16) -> [__m512; G
 /// Adds one tile of 32 products to the sums of R rows; returns R.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn block<'a, const R: usize>(
+fn block<const R: usize>(
     w: &[__m512; GROUP],
-    values: impl Fn(usize) -> &'a [f32; GROUP],
+    a: &[[f32; GROUP]; R],
     row: usize,
     sums: &mut [[f32; TILE]],
 ) -> usize {
-    let a: [_; R] = std::array::from_fn(|r| values(row + r));
     let mut t = [_mm512_setzero_ps(); R];
     for k in 0..GROUP {
         for r in 0..R {
