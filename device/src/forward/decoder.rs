@@ -8,7 +8,8 @@
 use super::{Program, Shape};
 use crate::DeviceError;
 use crate::host::act::{add, gate_times_up};
-use crate::host::attention::{Attention, KvCache};
+use crate::host::attention::Attention;
+use crate::host::cache::KvCache;
 use crate::host::norm::rms_norm;
 use crate::host::rope::RopeTable;
 use crate::launcher::{Part, Source};

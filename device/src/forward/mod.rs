@@ -3,7 +3,7 @@
 mod decoder;
 
 use crate::DeviceError;
-use crate::host::attention::KvCache;
+use crate::host::cache::KvCache;
 use crate::launcher::{Part, Source};
 use crate::pass::Pass;
 use crate::resident::{Group, Key, Role};
@@ -91,6 +91,7 @@ pub(crate) fn program(config: &Config, weights: &Weights) -> Result<Box<dyn Prog
         (Config::Decoder(config), Weights::Decoder(weights)) => {
             Ok(Box::new(decoder::Decoder::new(config, weights)?))
         }
+        _ => Err(DeviceError::Model { reason: format!("model_type {}", config.family()) }),
         (config, _) => Err(DeviceError::Model { reason: format!("family {}", config.family()) }),
     }
 }

@@ -3,18 +3,24 @@
 mod attention;
 mod decoder;
 mod gemma;
+mod gemma4;
 mod hybrid;
+mod ple;
 
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
+pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
 pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
+pub use ple::PleInputs;
 
 use crate::ops::Ops;
 use spec::{Config, Weights};
 
 /// A model of any family.
 #[derive(Clone, Debug)]
+// There is one of them in a run, so the room that the largest family takes costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum Model {
     /// llama, mistral, qwen2, qwen3.
     Decoder(Decoder),
@@ -22,6 +28,8 @@ pub enum Model {
     Gemma(Gemma),
     /// qwen3_5.
     Hybrid(Hybrid),
+    /// gemma4.
+    Gemma4(Gemma4),
 }
 
 /// The state that a model carries from pass to pass.
@@ -33,6 +41,8 @@ pub enum ModelState<T> {
     Gemma(GemmaState<T>),
     /// See [`Model::Hybrid`].
     Hybrid(HybridState<T>),
+    /// See [`Model::Gemma4`].
+    Gemma4(Gemma4State<T>),
 }
 
 impl Model {
@@ -49,6 +59,7 @@ impl Model {
             }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
             (Config::Hybrid(config), Weights::Hybrid(weights)) => Model::Hybrid(Hybrid { config, weights }),
+            (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (config, _) => panic!("weights of another family than {}", config.family()),
         }
     }
@@ -59,6 +70,7 @@ impl Model {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
             Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
+            Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
         }
     }
 
@@ -74,6 +86,7 @@ impl Model {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
             (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
+            (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
         }
     }
@@ -86,6 +99,7 @@ impl<T> ModelState<T> {
             ModelState::Decoder(state) => state.position,
             ModelState::Gemma(state) => state.position,
             ModelState::Hybrid(state) => state.position,
+            ModelState::Gemma4(state) => state.position,
         }
     }
 }

@@ -16,9 +16,11 @@ mod join;
 mod l2_norm;
 mod linear;
 mod multiply;
+mod per_layer_input;
 mod residual;
 mod rms_norm;
 mod rope;
+mod scale;
 mod sigmoid;
 mod softcap;
 
@@ -34,9 +36,11 @@ pub use join::join;
 pub use l2_norm::{L2_EPS, l2_norm};
 pub use linear::linear;
 pub use multiply::multiply;
+pub use per_layer_input::per_layer_input;
 pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
+pub use scale::scale;
 pub use sigmoid::{sigmoid, sigmoid_gate};
 pub use softcap::softcap;
 
@@ -120,6 +124,10 @@ pub enum Call<'a, T> {
     GdnState(Delta<'a, T>),
     /// See [`Ops::softcap`].
     Softcap { x: &'a T, cap: f64 },
+    /// See [`Ops::scale`].
+    Scale { x: &'a T, factor: f32 },
+    /// See [`Ops::per_layer_input`].
+    PerLayerInput { token: &'a T, context: &'a T, layer: usize, width: usize },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -150,6 +158,8 @@ impl<'a, T> Call<'a, T> {
             Call::GdnCore(_) => "gdn_core",
             Call::GdnState(_) => "gdn_state",
             Call::Softcap { .. } => "softcap",
+            Call::Scale { .. } => "scale",
+            Call::PerLayerInput { .. } => "per_layer_input",
         }
     }
 
@@ -175,7 +185,8 @@ impl<'a, T> Call<'a, T> {
             }
             Call::GdnDecay { a, .. } => vec![a],
             Call::GdnCore(delta) | Call::GdnState(delta) => delta.operands(),
-            Call::Softcap { x, .. } => vec![x],
+            Call::Softcap { x, .. } | Call::Scale { x, .. } => vec![x],
+            Call::PerLayerInput { token, context, .. } => vec![token, context],
         }
     }
 
@@ -215,6 +226,10 @@ impl<'a, T> Call<'a, T> {
             Call::GdnCore(ref delta) => Call::GdnCore(delta.with(operands)),
             Call::GdnState(ref delta) => Call::GdnState(delta.with(operands)),
             Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
+            Call::Scale { factor, .. } => Call::Scale { x: o(0), factor },
+            Call::PerLayerInput { layer, width, .. } => {
+                Call::PerLayerInput { token: o(0), context: o(1), layer, width }
+            }
         }
     }
 }
@@ -252,6 +267,10 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::GdnCore(delta) => gdn_core(delta).into_dyn(),
         Call::GdnState(delta) => gdn_state(delta).into_dyn(),
         Call::Softcap { x, cap } => softcap(x, *cap),
+        Call::Scale { x, factor } => scale(x, *factor),
+        Call::PerLayerInput { token, context, layer, width } => {
+            per_layer_input(token, context, *layer, *width).into_dyn()
+        }
     })
 }
 
@@ -457,5 +476,22 @@ pub trait Ops {
     /// `y = cap · tanh(x / cap)`, element by element: logits bent into (-cap, cap).
     fn softcap(&mut self, at: Site, x: &Self::Tensor, cap: f64) -> Self::Tensor {
         self.run(at, Call::Softcap { x, cap })
+    }
+
+    /// `y = x · factor`, element by element.
+    fn scale(&mut self, at: Site, x: &Self::Tensor, factor: f32) -> Self::Tensor {
+        self.run(at, Call::Scale { x, factor })
+    }
+
+    /// `y[t, i] = (context[t, layer, i] + token[t, layer · width + i]) / √2`; `[tokens, width]`.
+    fn per_layer_input(
+        &mut self,
+        at: Site,
+        token: &Self::Tensor,
+        context: &Self::Tensor,
+        layer: usize,
+        width: usize,
+    ) -> Self::Tensor {
+        self.run(at, Call::PerLayerInput { token, context, layer, width })
     }
 }

@@ -4,8 +4,10 @@
 
 pub mod decoder;
 pub mod gemma;
+pub mod gemma4;
 pub mod hybrid;
 pub mod layered;
+pub mod ple;
 pub mod wrapped;
 
 use crate::config::{ConfigError, ConfigReader};
@@ -103,6 +105,8 @@ pub enum Config {
     Gemma(gemma::GemmaConfig),
     /// Gated delta rule and gated softmax attention: qwen3_5.
     Hybrid(hybrid::HybridConfig),
+    /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
+    Gemma4(gemma4::Gemma4Config),
 }
 
 /// A config with the keys that were passed over (null, false, or allowed by name).
@@ -118,7 +122,7 @@ pub struct Parsed {
 
 /// Every `model_type` that is understood.
 pub const FAMILIES: &[Family] =
-    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "qwen3_5_text"];
+    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text", "qwen3_5_text"];
 
 impl Config {
     /// Reads a `config.json` object. Keys in `allowed` may be unknown.
@@ -145,6 +149,7 @@ impl Config {
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
             "qwen3_5_text" => Config::Hybrid(hybrid::HybridConfig::parse(family, r)?),
+            "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
         Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
@@ -156,6 +161,7 @@ impl Config {
             Config::Decoder(config) => config.family,
             Config::Gemma(config) => config.family,
             Config::Hybrid(config) => config.family,
+            Config::Gemma4(config) => config.family,
         }
     }
 
@@ -165,6 +171,7 @@ impl Config {
             Config::Decoder(config) => config.vocab_size,
             Config::Gemma(config) => config.vocab_size,
             Config::Hybrid(config) => config.vocab_size,
+            Config::Gemma4(config) => config.vocab_size,
         }
     }
 
@@ -174,6 +181,7 @@ impl Config {
             Config::Decoder(config) => config.hidden_size,
             Config::Gemma(config) => config.hidden_size,
             Config::Hybrid(config) => config.hidden_size,
+            Config::Gemma4(config) => config.hidden_size,
         }
     }
 
@@ -183,6 +191,7 @@ impl Config {
             Config::Decoder(config) => config.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
             Config::Hybrid(config) => config.layer_types.len(),
+            Config::Gemma4(config) => config.layers.len(),
         }
     }
 
@@ -192,12 +201,15 @@ impl Config {
             Config::Decoder(config) => config.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
             Config::Hybrid(config) => config.max_position_embeddings,
+            Config::Gemma4(config) => config.max_position_embeddings,
         }
     }
 }
 
 /// The weights of a model of any family.
 #[derive(Clone, Debug)]
+// There is one of them in a run, so the room that the largest family takes costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum Weights {
     /// See [`Config::Decoder`].
     Decoder(decoder::DecoderWeights),
@@ -205,6 +217,8 @@ pub enum Weights {
     Gemma(gemma::GemmaWeights),
     /// See [`Config::Hybrid`].
     Hybrid(hybrid::HybridWeights),
+    /// See [`Config::Gemma4`].
+    Gemma4(gemma4::Gemma4Weights),
 }
 
 impl Weights {
@@ -216,6 +230,7 @@ impl Weights {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
             Config::Hybrid(config) => Weights::Hybrid(hybrid::HybridWeights::load(config, &mut loader)?),
+            Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
         };
         loader.finish(wrapped::of_a_tower)?;
         Ok(weights)
@@ -227,6 +242,7 @@ impl Weights {
             Weights::Decoder(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
             Weights::Hybrid(weights) => weights.matrices(),
+            Weights::Gemma4(weights) => weights.matrices(),
         }
     }
 }
