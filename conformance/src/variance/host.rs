@@ -89,6 +89,19 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
             let keys = *probs.value.shape().last().unwrap_or(&1) as f64;
             spread(r, |i, _| U * (keys + 2.0) * sizes[i])
         }
+        // One product.
+        Call::Scale { .. } => relative(r, 1.0),
+        // A sum and a product; the factor itself is rounded.
+        Call::PerLayerInput { token, context, layer, width } => {
+            let (token, context) = (&token.value, &context.value);
+            let columns = token.len() / token.shape()[0].max(1);
+            let (token, context): (Vec<f32>, Vec<f32>) =
+                (token.iter().copied().collect(), context.iter().copied().collect());
+            spread(r, |n, r| {
+                let from = n / width * columns + layer * width + n % width;
+                ulp(r) + U * f64::from(token[from].abs() + context[from].abs())
+            })
+        }
         // A division, tanh, a product.
         Call::Softcap { x, .. } => {
             let size: Vec<f64> = x.value.iter().map(|&v| f64::from(v).abs()).collect();

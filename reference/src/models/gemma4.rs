@@ -131,7 +131,7 @@ impl Gemma4 {
             let branch = ple_branch(ops, at, &x, &ple_in, weights, c.activation, eps);
             x = ops.residual(at.site("resid_ple"), &x, &branch, 1.0);
         }
-        ops.scale(at.site("out"), &x, w.layer_scalar[0])
+        ops.scale(at.site("out"), &x, f64::from(w.layer_scalar[0]))
     }
 
     /// Attention of layer `i` on normed rows, output projection included.

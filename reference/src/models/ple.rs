@@ -35,7 +35,7 @@ pub fn ple_inputs<O: Ops>(
     let (w, at) = (weights, At::MODEL);
     let token = ops.embed(at.site("ple_token"), ids, &w.embed_tokens_per_layer, ple.embed_scale());
     let projected = ops.linear(at.site("ple_ctx_proj"), embedded, &w.per_layer_model_projection);
-    let factor = (1.0 / (hidden as f64).sqrt()) as f32;
+    let factor = 1.0 / (hidden as f64).sqrt();
     let scaled = ops.scale(at.site("ple_ctx_scaled"), &projected, factor);
     let norm = Some(&w.per_layer_projection_norm);
     let context = ops.rms_norm(at.site("ple_ctx"), &scaled, norm, ple.width, eps);

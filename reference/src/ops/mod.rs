@@ -125,7 +125,7 @@ pub enum Call<'a, T> {
     /// See [`Ops::softcap`].
     Softcap { x: &'a T, cap: f64 },
     /// See [`Ops::scale`].
-    Scale { x: &'a T, factor: f32 },
+    Scale { x: &'a T, factor: f64 },
     /// See [`Ops::per_layer_input`].
     PerLayerInput { token: &'a T, context: &'a T, layer: usize, width: usize },
 }
@@ -479,7 +479,7 @@ pub trait Ops {
     }
 
     /// `y = x · factor`, element by element.
-    fn scale(&mut self, at: Site, x: &Self::Tensor, factor: f32) -> Self::Tensor {
+    fn scale(&mut self, at: Site, x: &Self::Tensor, factor: f64) -> Self::Tensor {
         self.run(at, Call::Scale { x, factor })
     }
 
