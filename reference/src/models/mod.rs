@@ -5,6 +5,7 @@ mod decoder;
 mod gemma;
 mod gemma4;
 mod hybrid;
+mod lfm2;
 mod ple;
 
 pub use attention::{KvCache, Tables};
@@ -12,6 +13,7 @@ pub use decoder::{Decoder, DecoderState};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
 pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
+pub use lfm2::{Lfm2, Lfm2LayerState, Lfm2State};
 pub use ple::PleInputs;
 
 use crate::ops::Ops;
@@ -28,6 +30,8 @@ pub enum Model {
     Gemma(Gemma),
     /// qwen3_5.
     Hybrid(Hybrid),
+    /// lfm2.
+    Lfm2(Lfm2),
     /// gemma4.
     Gemma4(Gemma4),
 }
@@ -41,6 +45,8 @@ pub enum ModelState<T> {
     Gemma(GemmaState<T>),
     /// See [`Model::Hybrid`].
     Hybrid(HybridState<T>),
+    /// See [`Model::Lfm2`].
+    Lfm2(Lfm2State<T>),
     /// See [`Model::Gemma4`].
     Gemma4(Gemma4State<T>),
 }
@@ -59,6 +65,7 @@ impl Model {
             }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
             (Config::Hybrid(config), Weights::Hybrid(weights)) => Model::Hybrid(Hybrid { config, weights }),
+            (Config::Lfm2(config), Weights::Lfm2(weights)) => Model::Lfm2(Lfm2 { config, weights }),
             (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (config, _) => panic!("weights of another family than {}", config.family()),
         }
@@ -70,6 +77,7 @@ impl Model {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
             Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
+            Model::Lfm2(model) => ModelState::Lfm2(model.fresh()),
             Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
         }
     }
@@ -86,6 +94,7 @@ impl Model {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
             (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
+            (Model::Lfm2(model), ModelState::Lfm2(state)) => model.pass(ops, state, ids),
             (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
         }
@@ -99,6 +108,7 @@ impl<T> ModelState<T> {
             ModelState::Decoder(state) => state.position,
             ModelState::Gemma(state) => state.position,
             ModelState::Hybrid(state) => state.position,
+            ModelState::Lfm2(state) => state.position,
             ModelState::Gemma4(state) => state.position,
         }
     }

@@ -7,6 +7,7 @@ pub mod gemma;
 pub mod gemma4;
 pub mod hybrid;
 pub mod layered;
+pub mod lfm2;
 pub mod ple;
 pub mod wrapped;
 
@@ -105,6 +106,8 @@ pub enum Config {
     Gemma(gemma::GemmaConfig),
     /// Gated delta rule and gated softmax attention: qwen3_5.
     Hybrid(hybrid::HybridConfig),
+    /// Gated short convolution and softmax attention: lfm2.
+    Lfm2(lfm2::Lfm2Config),
     /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
     Gemma4(gemma4::Gemma4Config),
 }
@@ -122,7 +125,7 @@ pub struct Parsed {
 
 /// Every `model_type` that is understood.
 pub const FAMILIES: &[Family] =
-    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text", "qwen3_5_text"];
+    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text", "qwen3_5_text", "lfm2"];
 
 impl Config {
     /// Reads a `config.json` object. Keys in `allowed` may be unknown.
@@ -148,6 +151,7 @@ impl Config {
         let r = &mut reader;
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
+            "lfm2" => Config::Lfm2(lfm2::Lfm2Config::parse(family, r)?),
             "qwen3_5_text" => Config::Hybrid(hybrid::HybridConfig::parse(family, r)?),
             "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
@@ -161,6 +165,7 @@ impl Config {
             Config::Decoder(config) => config.family,
             Config::Gemma(config) => config.family,
             Config::Hybrid(config) => config.family,
+            Config::Lfm2(config) => config.family,
             Config::Gemma4(config) => config.family,
         }
     }
@@ -171,6 +176,7 @@ impl Config {
             Config::Decoder(config) => config.vocab_size,
             Config::Gemma(config) => config.vocab_size,
             Config::Hybrid(config) => config.vocab_size,
+            Config::Lfm2(config) => config.vocab_size,
             Config::Gemma4(config) => config.vocab_size,
         }
     }
@@ -181,6 +187,7 @@ impl Config {
             Config::Decoder(config) => config.hidden_size,
             Config::Gemma(config) => config.hidden_size,
             Config::Hybrid(config) => config.hidden_size,
+            Config::Lfm2(config) => config.hidden_size,
             Config::Gemma4(config) => config.hidden_size,
         }
     }
@@ -191,6 +198,7 @@ impl Config {
             Config::Decoder(config) => config.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
             Config::Hybrid(config) => config.layer_types.len(),
+            Config::Lfm2(config) => config.layer_types.len(),
             Config::Gemma4(config) => config.layers.len(),
         }
     }
@@ -201,6 +209,7 @@ impl Config {
             Config::Decoder(config) => config.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
             Config::Hybrid(config) => config.max_position_embeddings,
+            Config::Lfm2(config) => config.max_position_embeddings,
             Config::Gemma4(config) => config.max_position_embeddings,
         }
     }
@@ -217,6 +226,8 @@ pub enum Weights {
     Gemma(gemma::GemmaWeights),
     /// See [`Config::Hybrid`].
     Hybrid(hybrid::HybridWeights),
+    /// See [`Config::Lfm2`].
+    Lfm2(lfm2::Lfm2Weights),
     /// See [`Config::Gemma4`].
     Gemma4(gemma4::Gemma4Weights),
 }
@@ -230,6 +241,7 @@ impl Weights {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
             Config::Hybrid(config) => Weights::Hybrid(hybrid::HybridWeights::load(config, &mut loader)?),
+            Config::Lfm2(config) => Weights::Lfm2(lfm2::Lfm2Weights::load(config, &mut loader)?),
             Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
         };
         loader.finish(wrapped::of_a_tower)?;
@@ -242,6 +254,7 @@ impl Weights {
             Weights::Decoder(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
             Weights::Hybrid(weights) => weights.matrices(),
+            Weights::Lfm2(weights) => weights.matrices(),
             Weights::Gemma4(weights) => weights.matrices(),
         }
     }
