@@ -6,6 +6,8 @@ mod gemma;
 mod gemma4;
 mod hybrid;
 mod lfm2;
+mod moe;
+mod phi3;
 mod ple;
 
 pub use attention::{KvCache, Tables};
@@ -14,6 +16,7 @@ pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
 pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
 pub use lfm2::{Lfm2, Lfm2LayerState, Lfm2State};
+pub use phi3::Phi3;
 pub use ple::PleInputs;
 
 use crate::ops::Ops;
@@ -24,8 +27,10 @@ use spec::{Config, Weights};
 // There is one of them in a run, so the room that the largest family takes costs nothing.
 #[allow(clippy::large_enum_variant)]
 pub enum Model {
-    /// llama, mistral, qwen2, qwen3.
+    /// llama, mistral, qwen2, qwen3, smollm3, granite, minicpm.
     Decoder(Decoder),
+    /// phi3.
+    Phi3(Phi3),
     /// gemma2, gemma3.
     Gemma(Gemma),
     /// qwen3_5.
@@ -39,7 +44,7 @@ pub enum Model {
 /// The state that a model carries from pass to pass.
 #[derive(Clone, Debug)]
 pub enum ModelState<T> {
-    /// See [`Model::Decoder`].
+    /// Keys and values, and nothing else: [`Model::Decoder`], [`Model::Phi3`].
     Decoder(DecoderState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
@@ -63,6 +68,7 @@ impl Model {
             (Config::Decoder(config), Weights::Decoder(weights)) => {
                 Model::Decoder(Decoder { config, weights })
             }
+            (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
             (Config::Hybrid(config), Weights::Hybrid(weights)) => Model::Hybrid(Hybrid { config, weights }),
             (Config::Lfm2(config), Weights::Lfm2(weights)) => Model::Lfm2(Lfm2 { config, weights }),
@@ -75,6 +81,7 @@ impl Model {
     pub fn fresh<T>(&self) -> ModelState<T> {
         match self {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
+            Model::Phi3(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
             Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
             Model::Lfm2(model) => ModelState::Lfm2(model.fresh()),
@@ -84,7 +91,8 @@ impl Model {
 
     /// Feeds `ids` behind what `state` holds; the logits of every fed token, `[tokens, vocab]`.
     ///
-    /// Feeding a prompt at once, token by token or in any chunks gives the same values.
+    /// Feeding a prompt at once, token by token or in any chunks gives the same values (but for LongRoPE
+    /// beyond the original context, whose frequencies depend on the length reached).
     ///
     /// # Panics
     ///
@@ -92,6 +100,7 @@ impl Model {
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut ModelState<O::Tensor>, ids: &[u32]) -> O::Tensor {
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
             (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
             (Model::Lfm2(model), ModelState::Lfm2(state)) => model.pass(ops, state, ids),
