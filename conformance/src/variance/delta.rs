@@ -74,7 +74,7 @@ mod tests {
     // 40 tokens of slow decay apart they still differ by less than the bound, but not by nothing.
     #[test]
     fn two_honest_forms_stay_within_the_bound() {
-        let mut random = crate::random::SplitMix64::new(7);
+        let mut random = fixtures::random::SplitMix64::new(7);
         let mut draw = |shape: &[usize], low: f64, high: f64| {
             let value = || (low + (high - low) * random.uniform()) as f32;
             let value = Array::from_shape_simple_fn(IxDyn(shape), value);

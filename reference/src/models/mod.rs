@@ -7,6 +7,8 @@ mod gemma4;
 mod hybrid;
 mod lfm2;
 mod moe;
+mod moe_decoder;
+mod olmo2;
 mod phi3;
 mod ple;
 
@@ -16,6 +18,8 @@ pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
 pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
 pub use lfm2::{Lfm2, Lfm2LayerState, Lfm2State};
+pub use moe_decoder::MoeDecoder;
+pub use olmo2::Olmo2;
 pub use phi3::Phi3;
 pub use ple::PleInputs;
 
@@ -31,6 +35,10 @@ pub enum Model {
     Decoder(Decoder),
     /// phi3.
     Phi3(Phi3),
+    /// olmo2.
+    Olmo2(Olmo2),
+    /// qwen3_moe, glm4_moe.
+    MoeDecoder(MoeDecoder),
     /// gemma2, gemma3.
     Gemma(Gemma),
     /// qwen3_5.
@@ -44,7 +52,7 @@ pub enum Model {
 /// The state that a model carries from pass to pass.
 #[derive(Clone, Debug)]
 pub enum ModelState<T> {
-    /// Keys and values, and nothing else: [`Model::Decoder`], [`Model::Phi3`].
+    /// Keys and values, and nothing else: decoders of every kind.
     Decoder(DecoderState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
@@ -69,6 +77,10 @@ impl Model {
                 Model::Decoder(Decoder { config, weights })
             }
             (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
+            (Config::Olmo2(config), Weights::Olmo2(weights)) => Model::Olmo2(Olmo2 { config, weights }),
+            (Config::MoeDecoder(config), Weights::MoeDecoder(weights)) => {
+                Model::MoeDecoder(MoeDecoder { config, weights })
+            }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
             (Config::Hybrid(config), Weights::Hybrid(weights)) => Model::Hybrid(Hybrid { config, weights }),
             (Config::Lfm2(config), Weights::Lfm2(weights)) => Model::Lfm2(Lfm2 { config, weights }),
@@ -82,6 +94,8 @@ impl Model {
         match self {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
             Model::Phi3(model) => ModelState::Decoder(model.fresh()),
+            Model::Olmo2(model) => ModelState::Decoder(model.fresh()),
+            Model::MoeDecoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
             Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
             Model::Lfm2(model) => ModelState::Lfm2(model.fresh()),
@@ -101,6 +115,8 @@ impl Model {
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Olmo2(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::MoeDecoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
             (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
             (Model::Lfm2(model), ModelState::Lfm2(state)) => model.pass(ops, state, ids),

@@ -104,6 +104,7 @@ impl DecoderConfig {
         let rope = match family {
             // MiniCPM's config leaves θ out where it is 10000.
             "minicpm" => Rope::parse_with_theta(r, head_dim, 10_000.0)?,
+            "glm4_moe" => Rope::parse_with_partial(r, head_dim, 0.5)?,
             _ => Rope::parse(r, head_dim)?,
         };
         Ok(Self {

@@ -9,6 +9,8 @@ pub mod hybrid;
 pub mod layered;
 pub mod lfm2;
 pub mod moe;
+pub mod moe_decoder;
+pub mod olmo2;
 pub mod phi3;
 pub mod ple;
 pub mod wrapped;
@@ -175,6 +177,10 @@ pub enum Config {
     Decoder(decoder::DecoderConfig),
     /// phi3: fused projections.
     Phi3(decoder::DecoderConfig),
+    /// olmo2: norms behind the branches.
+    Olmo2(decoder::DecoderConfig),
+    /// Decoders with experts: qwen3_moe, glm4_moe.
+    MoeDecoder(moe_decoder::MoeDecoderConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
     /// Gated delta rule and gated softmax attention: qwen3_5.
@@ -206,6 +212,9 @@ pub const FAMILIES: &[Family] = &[
     "granite",
     "minicpm",
     "phi3",
+    "olmo2",
+    "qwen3_moe",
+    "glm4_moe",
     "gemma2",
     "gemma3_text",
     "gemma4_text",
@@ -240,6 +249,8 @@ impl Config {
             "lfm2" => Config::Lfm2(lfm2::Lfm2Config::parse(family, r)?),
             "qwen3_5_text" => Config::Hybrid(hybrid::HybridConfig::parse(family, r)?),
             "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, r)?),
+            "olmo2" => Config::Olmo2(decoder::DecoderConfig::parse(family, r)?),
+            "qwen3_moe" | "glm4_moe" => Config::MoeDecoder(moe_decoder::MoeDecoderConfig::parse(family, r)?),
             "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
@@ -249,7 +260,8 @@ impl Config {
     /// The `model_type`.
     pub fn family(&self) -> Family {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.family,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.family,
+            Config::MoeDecoder(config) => config.decoder.family,
             Config::Gemma(config) => config.family,
             Config::Hybrid(config) => config.family,
             Config::Lfm2(config) => config.family,
@@ -260,7 +272,8 @@ impl Config {
     /// Number of token ids.
     pub fn vocab_size(&self) -> usize {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.vocab_size,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.vocab_size,
+            Config::MoeDecoder(config) => config.decoder.vocab_size,
             Config::Gemma(config) => config.vocab_size,
             Config::Hybrid(config) => config.vocab_size,
             Config::Lfm2(config) => config.vocab_size,
@@ -271,7 +284,8 @@ impl Config {
     /// Width of the residual stream.
     pub fn hidden_size(&self) -> usize {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.hidden_size,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.hidden_size,
+            Config::MoeDecoder(config) => config.decoder.hidden_size,
             Config::Gemma(config) => config.hidden_size,
             Config::Hybrid(config) => config.hidden_size,
             Config::Lfm2(config) => config.hidden_size,
@@ -282,7 +296,8 @@ impl Config {
     /// Number of layers.
     pub fn num_hidden_layers(&self) -> usize {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.layers.len(),
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.layers.len(),
+            Config::MoeDecoder(config) => config.decoder.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
             Config::Hybrid(config) => config.layer_types.len(),
             Config::Lfm2(config) => config.layer_types.len(),
@@ -293,7 +308,10 @@ impl Config {
     /// Longest sequence the model allows.
     pub fn max_position_embeddings(&self) -> usize {
         match self {
-            Config::Decoder(config) | Config::Phi3(config) => config.max_position_embeddings,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => {
+                config.max_position_embeddings
+            }
+            Config::MoeDecoder(config) => config.decoder.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
             Config::Hybrid(config) => config.max_position_embeddings,
             Config::Lfm2(config) => config.max_position_embeddings,
@@ -311,6 +329,10 @@ pub enum Weights {
     Decoder(decoder::DecoderWeights),
     /// See [`Config::Phi3`].
     Phi3(phi3::Phi3Weights),
+    /// See [`Config::Olmo2`].
+    Olmo2(olmo2::Olmo2Weights),
+    /// See [`Config::MoeDecoder`].
+    MoeDecoder(moe_decoder::MoeDecoderWeights),
     /// See [`Config::Gemma`].
     Gemma(gemma::GemmaWeights),
     /// See [`Config::Hybrid`].
@@ -329,6 +351,10 @@ impl Weights {
         let weights = match config {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Phi3(config) => Weights::Phi3(phi3::Phi3Weights::load(config, &mut loader)?),
+            Config::Olmo2(config) => Weights::Olmo2(olmo2::Olmo2Weights::load(config, &mut loader)?),
+            Config::MoeDecoder(config) => {
+                Weights::MoeDecoder(moe_decoder::MoeDecoderWeights::load(config, &mut loader)?)
+            }
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
             Config::Hybrid(config) => Weights::Hybrid(hybrid::HybridWeights::load(config, &mut loader)?),
             Config::Lfm2(config) => Weights::Lfm2(lfm2::Lfm2Weights::load(config, &mut loader)?),
@@ -343,6 +369,8 @@ impl Weights {
         match self {
             Weights::Decoder(weights) => weights.matrices(),
             Weights::Phi3(weights) => weights.matrices(),
+            Weights::Olmo2(weights) => weights.matrices(),
+            Weights::MoeDecoder(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
             Weights::Hybrid(weights) => weights.matrices(),
             Weights::Lfm2(weights) => weights.matrices(),
