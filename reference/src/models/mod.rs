@@ -6,6 +6,8 @@ mod deepseek;
 mod gemma;
 mod gemma4;
 mod gpt_oss;
+mod hybrid;
+mod lfm2;
 mod moe;
 mod moe_decoder;
 mod olmo2;
@@ -18,6 +20,8 @@ pub use deepseek::{Deepseek, DeepseekState, LatentCache};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
 pub use gpt_oss::GptOss;
+pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
+pub use lfm2::{Lfm2, Lfm2LayerState, Lfm2State};
 pub use moe_decoder::MoeDecoder;
 pub use olmo2::Olmo2;
 pub use phi3::Phi3;
@@ -45,6 +49,10 @@ pub enum Model {
     GptOss(GptOss),
     /// gemma2, gemma3.
     Gemma(Gemma),
+    /// qwen3_5.
+    Hybrid(Hybrid),
+    /// lfm2.
+    Lfm2(Lfm2),
     /// gemma4.
     Gemma4(Gemma4),
 }
@@ -58,6 +66,10 @@ pub enum ModelState<T> {
     Deepseek(DeepseekState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
+    /// See [`Model::Hybrid`].
+    Hybrid(HybridState<T>),
+    /// See [`Model::Lfm2`].
+    Lfm2(Lfm2State<T>),
     /// See [`Model::Gemma4`].
     Gemma4(Gemma4State<T>),
 }
@@ -84,6 +96,8 @@ impl Model {
                 Model::MoeDecoder(MoeDecoder { config, weights })
             }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
+            (Config::Hybrid(config), Weights::Hybrid(weights)) => Model::Hybrid(Hybrid { config, weights }),
+            (Config::Lfm2(config), Weights::Lfm2(weights)) => Model::Lfm2(Lfm2 { config, weights }),
             (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (config, _) => panic!("weights of another family than {}", config.family()),
         }
@@ -99,6 +113,8 @@ impl Model {
             Model::Deepseek(model) => ModelState::Deepseek(model.fresh()),
             Model::GptOss(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
+            Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
+            Model::Lfm2(model) => ModelState::Lfm2(model.fresh()),
             Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
         }
     }
@@ -120,6 +136,8 @@ impl Model {
             (Model::Deepseek(model), ModelState::Deepseek(state)) => model.pass(ops, state, ids),
             (Model::GptOss(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
+            (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
+            (Model::Lfm2(model), ModelState::Lfm2(state)) => model.pass(ops, state, ids),
             (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
         }
@@ -133,6 +151,8 @@ impl<T> ModelState<T> {
             ModelState::Decoder(state) => state.position,
             ModelState::Deepseek(state) => state.position,
             ModelState::Gemma(state) => state.position,
+            ModelState::Hybrid(state) => state.position,
+            ModelState::Lfm2(state) => state.position,
             ModelState::Gemma4(state) => state.position,
         }
     }
