@@ -92,7 +92,6 @@ pub(crate) fn program(config: &Config, weights: &Weights) -> Result<Box<dyn Prog
             Ok(Box::new(decoder::Decoder::new(config, weights)?))
         }
         _ => Err(DeviceError::Model { reason: format!("model_type {}", config.family()) }),
-        (config, _) => Err(DeviceError::Model { reason: format!("family {}", config.family()) }),
     }
 }
 

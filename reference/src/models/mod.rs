@@ -3,12 +3,14 @@
 mod attention;
 mod decoder;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod ple;
 
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
+pub use gemma3n::{Gemma3n, Gemma3nInputs, Gemma3nState};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
 pub use ple::PleInputs;
 
@@ -26,6 +28,8 @@ pub enum Model {
     Gemma(Gemma),
     /// gemma4.
     Gemma4(Gemma4),
+    /// gemma3n.
+    Gemma3n(Gemma3n),
 }
 
 /// The state that a model carries from pass to pass.
@@ -37,6 +41,8 @@ pub enum ModelState<T> {
     Gemma(GemmaState<T>),
     /// See [`Model::Gemma4`].
     Gemma4(Gemma4State<T>),
+    /// See [`Model::Gemma3n`].
+    Gemma3n(Gemma3nState<T>),
 }
 
 impl Model {
@@ -53,6 +59,9 @@ impl Model {
             }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
             (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
+            (Config::Gemma3n(config), Weights::Gemma3n(weights)) => {
+                Model::Gemma3n(Gemma3n { config, weights })
+            }
             (config, _) => panic!("weights of another family than {}", config.family()),
         }
     }
@@ -63,6 +72,7 @@ impl Model {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
             Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
+            Model::Gemma3n(model) => ModelState::Gemma3n(model.fresh()),
         }
     }
 
@@ -78,6 +88,7 @@ impl Model {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
             (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
+            (Model::Gemma3n(model), ModelState::Gemma3n(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
         }
     }
@@ -90,6 +101,7 @@ impl<T> ModelState<T> {
             ModelState::Decoder(state) => state.position,
             ModelState::Gemma(state) => state.position,
             ModelState::Gemma4(state) => state.position,
+            ModelState::Gemma3n(state) => state.position,
         }
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod decoder;
 pub mod gemma;
+pub mod gemma3n;
 pub mod gemma4;
 pub mod layered;
 pub mod ple;
@@ -71,6 +72,8 @@ pub enum Config {
     Gemma(gemma::GemmaConfig),
     /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
     Gemma4(gemma4::Gemma4Config),
+    /// Gemma 3n: parallel streams, a low-rank branch, sparse gates.
+    Gemma3n(gemma3n::Gemma3nConfig),
 }
 
 /// A config with the keys that were passed over (null, false, or allowed by name).
@@ -86,7 +89,7 @@ pub struct Parsed {
 
 /// Every `model_type` that is understood.
 pub const FAMILIES: &[Family] =
-    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text"];
+    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text", "gemma3n_text"];
 
 impl Config {
     /// Reads a `config.json` object. Keys in `allowed` may be unknown.
@@ -113,6 +116,7 @@ impl Config {
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
             "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
+            "gemma3n_text" => Config::Gemma3n(gemma3n::Gemma3nConfig::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
         Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
@@ -124,6 +128,7 @@ impl Config {
             Config::Decoder(config) => config.family,
             Config::Gemma(config) => config.family,
             Config::Gemma4(config) => config.family,
+            Config::Gemma3n(config) => config.family,
         }
     }
 
@@ -133,6 +138,7 @@ impl Config {
             Config::Decoder(config) => config.vocab_size,
             Config::Gemma(config) => config.vocab_size,
             Config::Gemma4(config) => config.vocab_size,
+            Config::Gemma3n(config) => config.vocab_size,
         }
     }
 
@@ -142,6 +148,7 @@ impl Config {
             Config::Decoder(config) => config.hidden_size,
             Config::Gemma(config) => config.hidden_size,
             Config::Gemma4(config) => config.hidden_size,
+            Config::Gemma3n(config) => config.hidden_size,
         }
     }
 
@@ -151,6 +158,7 @@ impl Config {
             Config::Decoder(config) => config.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
             Config::Gemma4(config) => config.layers.len(),
+            Config::Gemma3n(config) => config.layers.len(),
         }
     }
 
@@ -160,6 +168,7 @@ impl Config {
             Config::Decoder(config) => config.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
             Config::Gemma4(config) => config.max_position_embeddings,
+            Config::Gemma3n(config) => config.max_position_embeddings,
         }
     }
 }
@@ -175,6 +184,8 @@ pub enum Weights {
     Gemma(gemma::GemmaWeights),
     /// See [`Config::Gemma4`].
     Gemma4(gemma4::Gemma4Weights),
+    /// See [`Config::Gemma3n`].
+    Gemma3n(gemma3n::Gemma3nWeights),
 }
 
 impl Weights {
@@ -186,6 +197,7 @@ impl Weights {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
             Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
+            Config::Gemma3n(config) => Weights::Gemma3n(gemma3n::Gemma3nWeights::load(config, &mut loader)?),
         };
         loader.finish(wrapped::of_a_tower)?;
         Ok(weights)
@@ -197,6 +209,7 @@ impl Weights {
             Weights::Decoder(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
             Weights::Gemma4(weights) => weights.matrices(),
+            Weights::Gemma3n(weights) => weights.matrices(),
         }
     }
 }
