@@ -32,10 +32,13 @@ impl Plain {
 }
 
 /// The shape of the result of the calls that read a matrix.
-fn shape(call: &Call<Tensor>) -> [usize; 2] {
+fn shape(call: &Call<Tensor>) -> Vec<usize> {
     match call {
-        Call::Embed { ids, table, .. } => [ids.len(), table.inner()],
-        Call::Linear { x, w } => [x.shape()[0], w.weight.out()],
+        Call::Embed { ids, table, .. } => vec![ids.len(), table.inner()],
+        Call::Linear { x, w } => vec![x.shape()[0], w.weight.out()],
+        Call::ExpertLinear { index, experts, .. } => {
+            vec![index.shape()[0], index.shape()[1], experts[0].weight.out()]
+        }
         other => unreachable!("{} reads no matrix", other.op()),
     }
 }

@@ -8,7 +8,8 @@ use crate::contract::Host;
 use ndarray::{ArrayD, Zip};
 use reference::ops::evaluate;
 use reference::{Call, Tensor};
-use spec::NonFinite;
+use spec::families::Linear;
+use spec::{Matrix, NonFinite, Vector};
 
 /// Own spread of an op: variance and hard bound of every element.
 pub struct Own {
@@ -21,7 +22,10 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
     match call {
         Call::Linear { .. } => unreachable!("matrix products have rules of their own"),
         // Moving values rounds nothing.
-        Call::Append { .. } | Call::Truncate { .. } => exact(r),
+        Call::Append { .. } | Call::Truncate { .. } | Call::Slice { .. } | Call::Concat { .. } => exact(r),
+        // A choice is right or wrong, never off by a rounding.
+        Call::RouterIndex { .. } => exact(r),
+        Call::Scale { .. } => relative(r, 1.0),
         Call::Embed { scale, .. } if *scale == 1.0 => exact(r),
         Call::Embed { .. } => relative(r, 1.0),
         // One product and one sum.
@@ -89,8 +93,6 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
             let keys = *probs.value.shape().last().unwrap_or(&1) as f64;
             spread(r, |i, _| U * (keys + 2.0) * sizes[i])
         }
-        // One product.
-        Call::Scale { .. } => relative(r, 1.0),
         // A sum and a product; the factor itself is rounded.
         Call::PerLayerInput { token, context, layer, width } => {
             let (token, context) = (&token.value, &context.value);
@@ -133,6 +135,33 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
             let largest = largest_of(&x.value);
             spread(r, |_, r| ulp(r) + U * (2.0 * n + 8.0) * largest)
         }
+        // exp of a difference (its rounding grows with the logit), two sums over experts, two divisions
+        // and a factor.
+        Call::RouterWeights { logits, router, .. } => {
+            let largest = logits.value.iter().fold(0f64, |m, &l| m.max(f64::from(l).abs()));
+            let terms = (router.num_experts + router.num_experts_per_tok) as f64;
+            spread(r, |_, r| r * U * (2.0 * largest + terms + 6.0 + 2.0 * host.ulps))
+        }
+        // A dot product in any order, and the bias.
+        Call::ExpertLinear { x, index, experts } => {
+            let inner = experts[0].weight.inner() as f64;
+            let sizes = absolute_products(x, index, experts);
+            spread(r, |i, _| U * (inner + 1.0) * sizes[i])
+        }
+        // A sum of products over the choices in any order.
+        Call::Mixture { y, weights } => {
+            let [y, weights] = [y, weights].map(|x| x.value.mapv(f32::abs).into_shared());
+            let sizes: Vec<f64> = reference::ops::mixture(&y, &weights).into_iter().collect();
+            let choices = weights.shape()[1] as f64;
+            spread(r, |i, _| U * (choices + 1.0) * sizes[i])
+        }
+        // exp, a sum, a division, two products, and a sum that may cancel where up is near -1.
+        Call::ClampedSwiglu { gate, up, .. } => {
+            let parts = gate.value.iter().zip(&up.value);
+            let size: Vec<f64> =
+                parts.map(|(&g, &u)| f64::from(g).abs() * (f64::from(u).abs() + 1.0)).collect();
+            spread(r, |i, _| (5.0 + 2.0 * host.ulps) * U * size[i])
+        }
         // A division, tanh, a product.
         Call::Softcap { x, .. } => {
             let size: Vec<f64> = x.value.iter().map(|&v| f64::from(v).abs()).collect();
@@ -158,6 +187,8 @@ pub fn carried(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<Option<ArrayD<f6
     }
     match call {
         Call::Embed { .. } | Call::RopeTable { .. } | Call::Linear { .. } => Ok(None),
+        // A choice does not move a little.
+        Call::RouterIndex { .. } => Ok(None),
         Call::Residual { x, branch, multiplier } => {
             let m2 = f64::from(*multiplier).powi(2);
             Ok(Some(indexed(r, |n| x.variance_at(n) + m2 * branch.variance_at(n))))
@@ -244,4 +275,29 @@ fn sum_of_sizes(parts: &[(&Tensor, f64)], r: &ArrayD<f64>) -> Vec<f64> {
 fn absolute_scores(q: &Bounded, k: &Bounded, scale: f64) -> Vec<f64> {
     let (q, k) = (q.value.mapv(f32::abs).into_shared(), k.value.mapv(f32::abs).into_shared());
     reference::ops::attn_scores(&q, &k, scale.abs(), None).into_iter().collect()
+}
+
+/// `Σ_i |x[t, j, i]| · |W_e[o, i]| + |b_e[o]|` of the chosen experts.
+fn absolute_products(x: &Bounded, index: &Bounded, experts: &[Linear]) -> Vec<f64> {
+    let chosen = |e: usize| index.value.iter().any(|&id| id as usize == e);
+    let absolute: Vec<Linear> = experts
+        .iter()
+        .enumerate()
+        .map(|(e, w)| {
+            if !chosen(e) {
+                return w.clone();
+            }
+            let values = w.weight.to_values().expect("the reference has decoded these weights before");
+            let values = values.into_iter().map(f32::abs).collect();
+            let weight = Matrix::from_values(w.weight.name(), w.weight.out(), w.weight.inner(), values);
+            let bias = w
+                .bias
+                .as_ref()
+                .map(|b| Vector::new(&b.name, b.iter().map(|v| v.abs()).collect::<Vec<f32>>()));
+            Linear { weight, bias }
+        })
+        .collect();
+    let x = x.value.mapv(f32::abs).into_shared();
+    let sums = reference::ops::expert_linear(&x, &index.value, &absolute);
+    sums.expect("the reference has decoded these weights before").into_iter().collect()
 }

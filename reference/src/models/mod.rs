@@ -5,6 +5,10 @@ mod decoder;
 mod gemma;
 mod gemma3n;
 mod gemma4;
+mod moe;
+mod moe_decoder;
+mod olmo2;
+mod phi3;
 mod ple;
 
 pub use attention::{KvCache, Tables};
@@ -12,6 +16,9 @@ pub use decoder::{Decoder, DecoderState};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma3n::{Gemma3n, Gemma3nInputs, Gemma3nState};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
+pub use moe_decoder::MoeDecoder;
+pub use olmo2::Olmo2;
+pub use phi3::Phi3;
 pub use ple::PleInputs;
 
 use crate::ops::Ops;
@@ -22,8 +29,14 @@ use spec::{Config, Weights};
 // There is one of them in a run, so the room that the largest family takes costs nothing.
 #[allow(clippy::large_enum_variant)]
 pub enum Model {
-    /// llama, mistral, qwen2, qwen3.
+    /// llama, mistral, qwen2, qwen3, smollm3, granite, minicpm.
     Decoder(Decoder),
+    /// phi3.
+    Phi3(Phi3),
+    /// olmo2.
+    Olmo2(Olmo2),
+    /// qwen3_moe, glm4_moe.
+    MoeDecoder(MoeDecoder),
     /// gemma2, gemma3.
     Gemma(Gemma),
     /// gemma4.
@@ -35,7 +48,7 @@ pub enum Model {
 /// The state that a model carries from pass to pass.
 #[derive(Clone, Debug)]
 pub enum ModelState<T> {
-    /// See [`Model::Decoder`].
+    /// Keys and values, and nothing else: decoders of every kind.
     Decoder(DecoderState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
@@ -57,6 +70,11 @@ impl Model {
             (Config::Decoder(config), Weights::Decoder(weights)) => {
                 Model::Decoder(Decoder { config, weights })
             }
+            (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
+            (Config::Olmo2(config), Weights::Olmo2(weights)) => Model::Olmo2(Olmo2 { config, weights }),
+            (Config::MoeDecoder(config), Weights::MoeDecoder(weights)) => {
+                Model::MoeDecoder(MoeDecoder { config, weights })
+            }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
             (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (Config::Gemma3n(config), Weights::Gemma3n(weights)) => {
@@ -70,6 +88,9 @@ impl Model {
     pub fn fresh<T>(&self) -> ModelState<T> {
         match self {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
+            Model::Phi3(model) => ModelState::Decoder(model.fresh()),
+            Model::Olmo2(model) => ModelState::Decoder(model.fresh()),
+            Model::MoeDecoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
             Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
             Model::Gemma3n(model) => ModelState::Gemma3n(model.fresh()),
@@ -78,7 +99,8 @@ impl Model {
 
     /// Feeds `ids` behind what `state` holds; the logits of every fed token, `[tokens, vocab]`.
     ///
-    /// Feeding a prompt at once, token by token or in any chunks gives the same values.
+    /// Feeding a prompt at once, token by token or in any chunks gives the same values (but for LongRoPE
+    /// beyond the original context, whose frequencies depend on the length reached).
     ///
     /// # Panics
     ///
@@ -86,6 +108,9 @@ impl Model {
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut ModelState<O::Tensor>, ids: &[u32]) -> O::Tensor {
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Olmo2(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::MoeDecoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
             (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             (Model::Gemma3n(model), ModelState::Gemma3n(state)) => model.pass(ops, state, ids),
