@@ -106,6 +106,14 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
         }
         // One product.
         Call::ScaleColumns { .. } => relative(r, 1.0),
+        Call::ScaleChosen { .. } => relative(r, 1.0),
+        // exp of a difference (its rounding grows with the logit), a sum, a division.
+        Call::Softmax { x } => {
+            let (largest, n) = (largest_of(&x.value), *x.value.shape().last().unwrap_or(&1) as f64);
+            spread(r, |_, r| {
+                r * U * (2.0 * largest + n + 4.0 + 2.0 * host.ulps) + f64::from(f32::MIN_POSITIVE)
+            })
+        }
         Call::Stack { .. } | Call::Stream { .. } => exact(r),
         Call::AddToStreams { .. } => relative(r, 1.0),
         // Sums over few streams: as many roundings as terms, each of the size of what is added.

@@ -19,9 +19,11 @@ mod rms_norm;
 mod rope;
 mod router;
 mod scale;
+mod scale_chosen;
 mod scale_columns;
 mod slice;
 mod softcap;
+mod softmax;
 mod sparsify;
 mod streams;
 
@@ -41,9 +43,11 @@ pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
 pub use router::{router_index, router_weights};
 pub use scale::scale;
+pub use scale_chosen::scale_chosen;
 pub use scale_columns::scale_columns;
 pub use slice::{concat, slice};
 pub use softcap::softcap;
+pub use softmax::softmax;
 pub use sparsify::sparsify;
 pub use streams::{add_to_streams, stack, stream, stream_mean};
 
@@ -143,6 +147,10 @@ pub enum Call<'a, T> {
     Sparsify { x: &'a T, sparsity: f64 },
     /// See [`Ops::scale_columns`].
     ScaleColumns { x: &'a T, weight: &'a Vector },
+    /// See [`Ops::softmax`].
+    Softmax { x: &'a T },
+    /// See [`Ops::scale_chosen`].
+    ScaleChosen { weights: &'a T, index: &'a T, scale: &'a Vector },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -180,6 +188,8 @@ impl<'a, T> Call<'a, T> {
             Call::AltupCorrect { .. } => "altup_correct",
             Call::Sparsify { .. } => "sparsify",
             Call::ScaleColumns { .. } => "scale_columns",
+            Call::Softmax { .. } => "softmax",
+            Call::ScaleChosen { .. } => "scale_chosen",
         }
     }
 
@@ -208,6 +218,8 @@ impl<'a, T> Call<'a, T> {
             Call::Stack { parts } => parts.clone(),
             Call::Stream { x, .. } | Call::StreamMean { x } | Call::Sparsify { x, .. } => vec![x],
             Call::ScaleColumns { x, .. } => vec![x],
+            Call::Softmax { x } => vec![x],
+            Call::ScaleChosen { weights, index, .. } => vec![weights, index],
             Call::AddToStreams { x, branch } => vec![x, branch],
             Call::MatchRms { x, like } => vec![x, like],
             Call::AltupPredict { x, coefs } => vec![x, coefs],
@@ -260,6 +272,8 @@ impl<'a, T> Call<'a, T> {
             }
             Call::Sparsify { sparsity, .. } => Call::Sparsify { x: o(0), sparsity },
             Call::ScaleColumns { weight, .. } => Call::ScaleColumns { x: o(0), weight },
+            Call::Softmax { .. } => Call::Softmax { x: o(0) },
+            Call::ScaleChosen { scale, .. } => Call::ScaleChosen { weights: o(0), index: o(1), scale },
         }
     }
 }
@@ -308,6 +322,8 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         }
         Call::Sparsify { x, sparsity } => sparsify(x, *sparsity).into_dyn(),
         Call::ScaleColumns { x, weight } => scale_columns(x, weight).into_dyn(),
+        Call::Softmax { x } => softmax(x).into_dyn(),
+        Call::ScaleChosen { weights, index, scale } => scale_chosen(weights, index, scale).into_dyn(),
     })
 }
 
@@ -574,5 +590,21 @@ pub trait Ops {
     /// `y[t, i] = x[t, i] · weight[i]`.
     fn scale_columns(&mut self, at: Site, x: &Self::Tensor, weight: &Vector) -> Self::Tensor {
         self.run(at, Call::ScaleColumns { x, weight })
+    }
+
+    /// `y[t, i] = e^x[t, i] / Σ_j e^x[t, j]`, row by row.
+    fn softmax(&mut self, at: Site, x: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Softmax { x })
+    }
+
+    /// `y[t, j] = weights[t, j] · scale[index[t, j]]`: a factor of each expert's own.
+    fn scale_chosen(
+        &mut self,
+        at: Site,
+        weights: &Self::Tensor,
+        index: &Self::Tensor,
+        scale: &Vector,
+    ) -> Self::Tensor {
+        self.run(at, Call::ScaleChosen { weights, index, scale })
     }
 }
