@@ -10,7 +10,6 @@ pub mod golden_gate;
 pub mod judge;
 pub mod mutants;
 pub mod passes;
-pub mod random;
 pub mod record;
 pub mod report;
 pub mod subject;

@@ -12,7 +12,7 @@ use crate::subject::{
 };
 use crate::variance::{Bounded, Truth, Variance};
 use golden::Dump;
-use reference::{Model, Tensor};
+use reference::{Model, Plain, Tensor};
 use serde::Serialize;
 use spec::{Config, NonFinite, Site, Weights};
 
@@ -99,6 +99,21 @@ pub struct ReferenceResult {
     /// What is wrong, where the verdict is BROKEN.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+}
+
+impl ReferenceResult {
+    /// There is nothing to hold the reference to.
+    fn skipped() -> Self {
+        Self {
+            verdict: Verdict::Skipped,
+            golden: "none for this prompt".into(),
+            argmax_equal: None,
+            kl_max: None,
+            worst: None,
+            taps: None,
+            reason: None,
+        }
+    }
 }
 
 /// A site with its share of the limit.
@@ -214,12 +229,6 @@ impl PackageResult {
     }
 }
 
-/// The logits of the reference, free-running, with the variance that the contract gives them.
-struct Logits {
-    r: Vec<f64>,
-    variance: Vec<f64>,
-}
-
 /// Verifies one package on one prompt.
 pub fn verify(
     loaded: &Loaded,
@@ -239,7 +248,7 @@ pub fn verify(
             None => options.subject.to_string(),
         },
         contract: options.contract.name.clone(),
-        reference: reference_part(&loaded.model, golden).map_err(weights_at_fault)?,
+        reference: ReferenceResult::skipped(),
         logits: None,
         sites: Vec::new(),
         not_exposed: Vec::new(),
@@ -251,7 +260,7 @@ pub fn verify(
     };
 
     let given = golden.map(golden_gate::passes_of);
-    let (passes, logits) = free_run(loaded, prompt, given, options).map_err(weights_at_fault)?;
+    let (passes, logits) = free_run(loaded, prompt, given, options.steps).map_err(weights_at_fault)?;
 
     let mut mutant = options.mutate.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
     let mut other: Box<dyn Subject + '_>;
@@ -274,6 +283,7 @@ pub fn verify(
                 SubjectError::Weights(source) => return Err(weights_at_fault(source)),
             };
             result.reason = Some(error.to_string());
+            result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
             return Ok(result);
         }
     };
@@ -287,24 +297,18 @@ pub fn verify(
             needs: selection.mutant.needs,
         });
     }
+    result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
     result.cost = ran.cost;
     judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
-    result.logits = judge_logits(&passes, &ran.taps, &logits);
+    result.logits =
+        judge_logits(loaded, options.contract, &passes, &ran.taps, &logits).map_err(weights_at_fault)?;
     conclude(loaded, prompt, options, &mut result);
     Ok(result)
 }
 
 /// Why a golden is at fault, or the gate's result.
 fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResult, NonFinite> {
-    let skipped = ReferenceResult {
-        verdict: Verdict::Skipped,
-        golden: "none for this prompt".into(),
-        argmax_equal: None,
-        kl_max: None,
-        worst: None,
-        taps: None,
-        reason: None,
-    };
+    let skipped = ReferenceResult::skipped();
     let Some(dump) = golden else { return Ok(skipped) };
     let name = dump.path().file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
     let broken = |reason: String| ReferenceResult {
@@ -344,41 +348,47 @@ fn gate_reason(gate: &GoldenGate) -> String {
     }
 }
 
-/// Runs the reference under the contract; the passes and the logits of each.
+/// Runs the reference; the passes and the logits of each, row after row.
 fn free_run(
     loaded: &Loaded,
     prompt: &[u32],
     given: Option<Vec<Pass>>,
-    options: &Options,
-) -> Result<(Vec<Pass>, Vec<Logits>), NonFinite> {
-    let count = given.as_ref().map_or(options.steps + 1, Vec::len);
+    steps: usize,
+) -> Result<(Vec<Pass>, Vec<Vec<f32>>), NonFinite> {
+    let count = given.as_ref().map_or(steps + 1, Vec::len);
     let mut next = Pass { name: "prefill".into(), ids: prompt.to_vec() };
-    let (mut passes, mut all) = (Vec::new(), Vec::new());
-    let mut state = loaded.model.fresh::<Bounded>();
+    let (mut passes, mut logits) = (Vec::new(), Vec::new());
+    let (mut ops, mut state) = (Plain::default(), loaded.model.fresh::<Tensor>());
     for n in 0..count {
         let pass = match &given {
             Some(given) => given[n].clone(),
-            None => next.clone(),
+            None => next,
         };
-        let mut logits = None;
-        let mut ops = Variance::new(options.contract, Truth::Package, |site, expected| {
-            if site == Site::model("logits") {
-                logits = Some(Logits {
-                    r: expected.r.iter().copied().collect(),
-                    variance: expected.variance.iter().copied().collect(),
-                });
-            }
-        });
-        let rows = loaded.model.pass(&mut ops, &mut state, &pass.ids);
+        let rows: Vec<f32> = loaded.model.pass(&mut ops, &mut state, &pass.ids).iter().copied().collect();
         ops.check()?;
-        drop(ops);
-        let vocab = loaded.config.vocab_size();
-        let last: Vec<f32> = rows.value.iter().copied().skip(rows.value.len() - vocab).collect();
-        next = Pass { name: format!("step{}", n + 1), ids: vec![argmax(&last) as u32] };
-        all.push(logits.expect("every model ends in logits"));
+        let last = &rows[rows.len() - loaded.config.vocab_size()..];
+        next = Pass { name: format!("step{}", n + 1), ids: vec![argmax(last) as u32] };
+        logits.push(rows);
         passes.push(pass);
     }
-    Ok((passes, all))
+    Ok((passes, logits))
+}
+
+/// The variance of every logit of every pass under the contract, judged with the package's weights.
+fn logit_variances(
+    loaded: &Loaded,
+    contract: &Contract,
+    passes: &[Pass],
+) -> Result<Vec<Vec<f64>>, NonFinite> {
+    let mut state = loaded.model.fresh::<Bounded>();
+    let mut all = Vec::new();
+    for pass in passes {
+        let mut ops = Variance::new(contract, Truth::Package, |_, _| {});
+        let logits = loaded.model.pass(&mut ops, &mut state, &pass.ids);
+        ops.check()?;
+        all.push((0..logits.value.len()).map(|n| logits.variance_at(n)).collect());
+    }
+    Ok(all)
 }
 
 /// A subject over a loaded package.
@@ -449,52 +459,53 @@ fn judge_sites(
 /// Standard deviations of the logit difference within which a flip is a near tie.
 pub const NEAR_TIE_SIGMAS: f64 = 4.0;
 
-fn judge_logits(passes: &[Pass], taps: &[PassTaps], reference: &[Logits]) -> Option<LogitsResult> {
-    let mut result = LogitsResult {
-        verdict: Verdict::Passed,
-        argmax_equal: (0, 0),
-        near_ties: 0,
-        kl_max: 0.0,
-        flips: Vec::new(),
-    };
-    for ((pass, taps), reference) in passes.iter().zip(taps).zip(reference) {
-        let subject: &Tensor = taps.get(&Site::model("logits"))?;
-        let vocab = subject.shape()[1];
+/// The subject's tokens against the reference's. The variances are computed only where a token flips.
+fn judge_logits(
+    loaded: &Loaded,
+    contract: &Contract,
+    passes: &[Pass],
+    taps: &[PassTaps],
+    reference: &[Vec<f32>],
+) -> Result<Option<LogitsResult>, NonFinite> {
+    let vocab = loaded.config.vocab_size();
+    let (mut argmax_equal, mut kl_max, mut flips) = ((0, 0), 0f64, Vec::new());
+    for (n, (taps, reference)) in taps.iter().zip(reference).enumerate() {
+        let Some(subject) = taps.get(&Site::model("logits")) else { return Ok(None) };
         let subject: Vec<f32> = subject.iter().copied().collect();
         // A subject may show the logits of the last rows of a pass only.
-        let first = reference.r.len() / vocab - subject.len() / vocab;
+        let first = (reference.len() / vocab).saturating_sub(subject.len() / vocab);
         for (row, found) in subject.chunks_exact(vocab).enumerate() {
             let at = (first + row) * vocab;
-            let expected: Vec<f32> = reference.r[at..at + vocab].iter().map(|&v| v as f32).collect();
-            let (e, f) = (argmax(&expected), argmax(found));
-            result.argmax_equal.1 += 1;
-            result.kl_max = result.kl_max.max(kl(&expected, found));
-            if e == f && found.iter().all(|v| v.is_finite()) {
-                result.argmax_equal.0 += 1;
-                continue;
+            let expected = &reference[at..at + vocab];
+            let finite = found.iter().all(|v| v.is_finite());
+            let (e, f) = (argmax(expected), argmax(found));
+            argmax_equal.1 += 1;
+            kl_max = kl_max.max(kl(expected, found));
+            if e == f && finite {
+                argmax_equal.0 += 1;
+            } else {
+                let margin = f64::from(expected[e]) - f64::from(expected[f]);
+                flips.push((n, first + row, e, f, margin, finite));
             }
-            let margin = reference.r[at + e] - reference.r[at + f];
-            let sigma = (reference.variance[at + e] + reference.variance[at + f]).sqrt();
-            let near_tie = margin <= NEAR_TIE_SIGMAS * sigma && found.iter().all(|v| v.is_finite());
-            result.near_ties += usize::from(near_tie);
-            let flip = Flip {
-                pass: pass.name.clone(),
-                row: first + row,
-                expected: e,
-                found: f,
-                margin,
-                sigmas: margin / sigma,
-                near_tie,
-            };
-            result.flips.push(flip);
         }
     }
-    result.verdict = match result.flips.iter().all(|flip| flip.near_tie) {
-        _ if result.flips.is_empty() => Verdict::Passed,
-        true => Verdict::NearTie,
-        false => Verdict::Failed,
+    let variances = if flips.is_empty() { vec![] } else { logit_variances(loaded, contract, passes)? };
+    let flips: Vec<Flip> = flips
+        .into_iter()
+        .map(|(n, row, expected, found, margin, finite)| {
+            let variance = variances[n][row * vocab + expected] + variances[n][row * vocab + found];
+            let sigmas = margin / variance.sqrt();
+            let near_tie = finite && margin <= NEAR_TIE_SIGMAS * variance.sqrt();
+            Flip { pass: passes[n].name.clone(), row, expected, found, margin, sigmas, near_tie }
+        })
+        .collect();
+    let near_ties = flips.iter().filter(|flip| flip.near_tie).count();
+    let verdict = match near_ties {
+        _ if flips.is_empty() => Verdict::Passed,
+        n if n == flips.len() => Verdict::NearTie,
+        _ => Verdict::Failed,
     };
-    (result.argmax_equal.1 > 0).then_some(result)
+    Ok((argmax_equal.1 > 0).then_some(LogitsResult { verdict, argmax_equal, near_ties, kl_max, flips }))
 }
 
 /// The verdict of the whole: the worst of its parts, or MISTRUSTED where the parts could not have failed.

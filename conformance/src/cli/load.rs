@@ -1,9 +1,9 @@
 //! Opening packages and prompts.
 
 use super::CliError;
-use crate::random::SplitMix64;
 use crate::verify::Loaded;
 use fixtures::Package;
+use fixtures::random::SplitMix64;
 use golden::Dump;
 use reference::Model;
 use spec::{Config, Weights};

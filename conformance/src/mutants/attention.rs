@@ -106,7 +106,7 @@ fn with_head_map(
         return None;
     }
     let chosen: Vec<usize> = (0..heads).map(|h| map(h, heads, kv_heads).min(kv_heads - 1)).collect();
-    let repeated = shared.select(Axis(1), &chosen).into_shared();
+    let repeated = shared.select(Axis(1), &chosen).as_standard_layout().into_owned().into_shared();
     Some(match *call {
         Call::AttnScores { q, scale, softcap, .. } => {
             eval(&Call::AttnScores { q, k: &repeated, scale, softcap })

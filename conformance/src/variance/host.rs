@@ -231,7 +231,7 @@ fn probed(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<ArrayD<f64>, NonFinit
 
 fn perturbed(operand: &Bounded, seed: u64) -> Tensor {
     let Some(variance) = &operand.variance else { return operand.value.clone() };
-    let mut signs = crate::random::SplitMix64::new(seed);
+    let mut signs = fixtures::random::SplitMix64::new(seed);
     Zip::from(&operand.value)
         .and(variance)
         .map_collect(|&v, &variance| {
