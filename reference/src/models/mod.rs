@@ -5,6 +5,8 @@ mod decoder;
 mod gemma;
 mod gemma3n;
 mod gemma4;
+mod hybrid;
+mod lfm2;
 mod moe;
 mod moe_decoder;
 mod olmo2;
@@ -16,6 +18,8 @@ pub use decoder::{Decoder, DecoderState};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma3n::{Gemma3n, Gemma3nInputs, Gemma3nState};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
+pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
+pub use lfm2::{Lfm2, Lfm2LayerState, Lfm2State};
 pub use moe_decoder::MoeDecoder;
 pub use olmo2::Olmo2;
 pub use phi3::Phi3;
@@ -39,6 +43,10 @@ pub enum Model {
     MoeDecoder(MoeDecoder),
     /// gemma2, gemma3.
     Gemma(Gemma),
+    /// qwen3_5.
+    Hybrid(Hybrid),
+    /// lfm2.
+    Lfm2(Lfm2),
     /// gemma4.
     Gemma4(Gemma4),
     /// gemma3n.
@@ -52,6 +60,10 @@ pub enum ModelState<T> {
     Decoder(DecoderState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
+    /// See [`Model::Hybrid`].
+    Hybrid(HybridState<T>),
+    /// See [`Model::Lfm2`].
+    Lfm2(Lfm2State<T>),
     /// See [`Model::Gemma4`].
     Gemma4(Gemma4State<T>),
     /// See [`Model::Gemma3n`].
@@ -76,6 +88,8 @@ impl Model {
                 Model::MoeDecoder(MoeDecoder { config, weights })
             }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
+            (Config::Hybrid(config), Weights::Hybrid(weights)) => Model::Hybrid(Hybrid { config, weights }),
+            (Config::Lfm2(config), Weights::Lfm2(weights)) => Model::Lfm2(Lfm2 { config, weights }),
             (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (Config::Gemma3n(config), Weights::Gemma3n(weights)) => {
                 Model::Gemma3n(Gemma3n { config, weights })
@@ -92,6 +106,8 @@ impl Model {
             Model::Olmo2(model) => ModelState::Decoder(model.fresh()),
             Model::MoeDecoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
+            Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
+            Model::Lfm2(model) => ModelState::Lfm2(model.fresh()),
             Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
             Model::Gemma3n(model) => ModelState::Gemma3n(model.fresh()),
         }
@@ -112,6 +128,8 @@ impl Model {
             (Model::Olmo2(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::MoeDecoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
+            (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
+            (Model::Lfm2(model), ModelState::Lfm2(state)) => model.pass(ops, state, ids),
             (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             (Model::Gemma3n(model), ModelState::Gemma3n(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
@@ -125,6 +143,8 @@ impl<T> ModelState<T> {
         match self {
             ModelState::Decoder(state) => state.position,
             ModelState::Gemma(state) => state.position,
+            ModelState::Hybrid(state) => state.position,
+            ModelState::Lfm2(state) => state.position,
             ModelState::Gemma4(state) => state.position,
             ModelState::Gemma3n(state) => state.position,
         }

@@ -6,7 +6,9 @@ pub mod decoder;
 pub mod gemma;
 pub mod gemma3n;
 pub mod gemma4;
+pub mod hybrid;
 pub mod layered;
+pub mod lfm2;
 pub mod moe;
 pub mod moe_decoder;
 pub mod olmo2;
@@ -44,6 +46,39 @@ impl Linear {
             weight: loader.matrix(&format!("{name}.weight"), out, inner)?,
             bias: loader.vector_if(bias, &format!("{name}.bias"), out)?,
         })
+    }
+}
+
+/// A causal depthwise convolution: one short filter a channel.
+#[derive(Clone, Debug)]
+pub struct Conv {
+    /// Filters `[channels, kernel]`, row after row; the last tap of a row meets the current token.
+    pub weight: Vector,
+    /// `[channels]`, where the model has one.
+    pub bias: Option<Vector>,
+    /// Taps of a filter.
+    pub kernel: usize,
+}
+
+impl Conv {
+    /// Takes `{name}.weight`, stored as `[channels, 1, kernel]`, and, where `bias`, `{name}.bias`.
+    pub fn load(
+        loader: &mut Loader,
+        name: &str,
+        channels: usize,
+        kernel: usize,
+        bias: bool,
+    ) -> Result<Conv, LoadError> {
+        Ok(Conv {
+            weight: loader.values(&format!("{name}.weight"), &[channels, 1, kernel])?,
+            bias: loader.vector_if(bias, &format!("{name}.bias"), channels)?,
+            kernel,
+        })
+    }
+
+    /// Number of channels.
+    pub fn channels(&self) -> usize {
+        self.weight.len() / self.kernel
     }
 }
 
@@ -149,6 +184,10 @@ pub enum Config {
     MoeDecoder(moe_decoder::MoeDecoderConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
+    /// Gated delta rule and gated softmax attention: qwen3_5.
+    Hybrid(hybrid::HybridConfig),
+    /// Gated short convolution and softmax attention: lfm2.
+    Lfm2(lfm2::Lfm2Config),
     /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
     Gemma4(gemma4::Gemma4Config),
     /// Gemma 3n: parallel streams, a low-rank branch, sparse gates.
@@ -183,6 +222,8 @@ pub const FAMILIES: &[Family] = &[
     "gemma3_text",
     "gemma4_text",
     "gemma3n_text",
+    "qwen3_5_text",
+    "lfm2",
 ];
 
 impl Config {
@@ -209,6 +250,8 @@ impl Config {
         let r = &mut reader;
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
+            "lfm2" => Config::Lfm2(lfm2::Lfm2Config::parse(family, r)?),
+            "qwen3_5_text" => Config::Hybrid(hybrid::HybridConfig::parse(family, r)?),
             "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, r)?),
             "olmo2" => Config::Olmo2(decoder::DecoderConfig::parse(family, r)?),
             "qwen3_moe" | "glm4_moe" => Config::MoeDecoder(moe_decoder::MoeDecoderConfig::parse(family, r)?),
@@ -225,6 +268,8 @@ impl Config {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.family,
             Config::MoeDecoder(config) => config.decoder.family,
             Config::Gemma(config) => config.family,
+            Config::Hybrid(config) => config.family,
+            Config::Lfm2(config) => config.family,
             Config::Gemma4(config) => config.family,
             Config::Gemma3n(config) => config.family,
         }
@@ -236,6 +281,8 @@ impl Config {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.vocab_size,
             Config::MoeDecoder(config) => config.decoder.vocab_size,
             Config::Gemma(config) => config.vocab_size,
+            Config::Hybrid(config) => config.vocab_size,
+            Config::Lfm2(config) => config.vocab_size,
             Config::Gemma4(config) => config.vocab_size,
             Config::Gemma3n(config) => config.vocab_size,
         }
@@ -247,6 +294,8 @@ impl Config {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.hidden_size,
             Config::MoeDecoder(config) => config.decoder.hidden_size,
             Config::Gemma(config) => config.hidden_size,
+            Config::Hybrid(config) => config.hidden_size,
+            Config::Lfm2(config) => config.hidden_size,
             Config::Gemma4(config) => config.hidden_size,
             Config::Gemma3n(config) => config.hidden_size,
         }
@@ -258,6 +307,8 @@ impl Config {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.layers.len(),
             Config::MoeDecoder(config) => config.decoder.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
+            Config::Hybrid(config) => config.layer_types.len(),
+            Config::Lfm2(config) => config.layer_types.len(),
             Config::Gemma4(config) => config.layers.len(),
             Config::Gemma3n(config) => config.layers.len(),
         }
@@ -271,6 +322,8 @@ impl Config {
             }
             Config::MoeDecoder(config) => config.decoder.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
+            Config::Hybrid(config) => config.max_position_embeddings,
+            Config::Lfm2(config) => config.max_position_embeddings,
             Config::Gemma4(config) => config.max_position_embeddings,
             Config::Gemma3n(config) => config.max_position_embeddings,
         }
@@ -292,6 +345,10 @@ pub enum Weights {
     MoeDecoder(moe_decoder::MoeDecoderWeights),
     /// See [`Config::Gemma`].
     Gemma(gemma::GemmaWeights),
+    /// See [`Config::Hybrid`].
+    Hybrid(hybrid::HybridWeights),
+    /// See [`Config::Lfm2`].
+    Lfm2(lfm2::Lfm2Weights),
     /// See [`Config::Gemma4`].
     Gemma4(gemma4::Gemma4Weights),
     /// See [`Config::Gemma3n`].
@@ -311,6 +368,8 @@ impl Weights {
                 Weights::MoeDecoder(moe_decoder::MoeDecoderWeights::load(config, &mut loader)?)
             }
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
+            Config::Hybrid(config) => Weights::Hybrid(hybrid::HybridWeights::load(config, &mut loader)?),
+            Config::Lfm2(config) => Weights::Lfm2(lfm2::Lfm2Weights::load(config, &mut loader)?),
             Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
             Config::Gemma3n(config) => Weights::Gemma3n(gemma3n::Gemma3nWeights::load(config, &mut loader)?),
         };
@@ -326,6 +385,8 @@ impl Weights {
             Weights::Olmo2(weights) => weights.matrices(),
             Weights::MoeDecoder(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
+            Weights::Hybrid(weights) => weights.matrices(),
+            Weights::Lfm2(weights) => weights.matrices(),
             Weights::Gemma4(weights) => weights.matrices(),
             Weights::Gemma3n(weights) => weights.matrices(),
         }
