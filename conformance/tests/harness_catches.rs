@@ -46,6 +46,7 @@ fn run(
         mutate: selection.as_ref(),
         sites: None,
         steps: 2,
+        pictures: false,
     };
     verify(package, prompt, &options, "karat verify".into())
 }
@@ -127,7 +128,7 @@ fn one_token_is_mistrusted() {
 #[test]
 fn clean_engines_are_calibrated() {
     let wide = seeded_package(seeded::wide(4));
-    for engine in ["int8", "f32"] {
+    for engine in Contract::NAMES {
         let result = run(&wide, engine, None).unwrap();
         assert!(failed(&result).is_empty(), "{engine}: {:?}", failed(&result));
         let linear = ["_proj", "attn_out", "mlp_gate", "mlp_up", "mlp_out", "logits"];

@@ -3,8 +3,8 @@
 //! The hash below was written down once. CI runs this test in release and in debug builds and with
 //! `-C target-cpu=native`, where a fused multiply-add or a wider vector would change it.
 
-use ndarray::Array2;
 use karat_reference::{Call, Model, Ops, Plain, Tensor};
+use ndarray::Array2;
 use sha2::{Digest, Sha256};
 use spec::{Config, LoadError, Matrix, Rows, Site, Tensors, Weights};
 use std::collections::BTreeMap;

@@ -1,9 +1,8 @@
 //! `karat audit`.
 
-use super::load::{load, prompts, seeded_prompt};
+use super::load::{contract, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome};
 use crate::audit::{Audit, audit, catalogue, report};
-use crate::contract::Contract;
 use fixtures::seeded;
 use std::path::PathBuf;
 
@@ -73,12 +72,4 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
 /// 3 where a mutant that can be made is shown by none.
 fn code(audits: &[Audit]) -> u8 {
     if report::unseen(audits).is_empty() { 0 } else { 3 }
-}
-
-/// A built-in contract, or one in a file.
-pub fn contract(name: &str) -> Result<Contract, CliError> {
-    Contract::named(name).ok_or_else(|| {
-        let known = Contract::NAMES.join(", ");
-        CliError::Usage(format!("no contract is called {name}; there are {known}"))
-    })
 }

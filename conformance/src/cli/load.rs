@@ -1,6 +1,7 @@
 //! Opening packages and prompts.
 
 use super::CliError;
+use crate::contract::Contract;
 use crate::verify::Loaded;
 use fixtures::Package;
 use fixtures::random::SplitMix64;
@@ -34,6 +35,19 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
         weights,
         golden,
     })
+}
+
+/// A built-in contract by name, or the contract in a file.
+pub fn contract(name: &str) -> Result<Contract, CliError> {
+    if let Some(contract) = Contract::named(name) {
+        return Ok(contract);
+    }
+    if !Path::new(name).is_file() {
+        let known = Contract::NAMES.join(", ");
+        return Err(CliError::Usage(format!("no contract is called {name}; there are {known}, and files")));
+    }
+    let text = std::fs::read_to_string(name).map_err(|error| CliError::Io(name.to_string(), error))?;
+    Ok(Contract::parse(&text, name)?)
 }
 
 /// A seeded model, which is no directory and has no golden of its own.

@@ -1,10 +1,12 @@
 //! The command line: one file a verb.
 
+mod accept;
 mod audit;
+mod diff;
 mod dump;
 mod error;
 mod inspect;
-mod load;
+pub(crate) mod load;
 mod verify;
 
 pub use error::CliError;
@@ -34,6 +36,14 @@ pub enum Format {
     Text,
     /// For scripts; fields are added, never renamed.
     Json,
+    /// Markdown for a pull request: at most sixty lines.
+    Md,
+    /// JUnit XML.
+    Junit,
+    /// SARIF 2.1.0.
+    Sarif,
+    /// One self-contained page with pictures.
+    Html,
 }
 
 #[derive(Subcommand)]
@@ -46,6 +56,10 @@ enum Verb {
     Dump(dump::Args),
     /// What is in this package; would it be refused, and why?
     Inspect(inspect::Args),
+    /// What changed between two dumps, or two directories of dumps?
+    Diff(diff::Args),
+    /// Review changed goldens one by one, with a reason.
+    Accept(accept::Args),
 }
 
 /// What a verb has to say, and the exit code that goes with it.
@@ -70,6 +84,8 @@ pub fn main() -> ExitCode {
         Verb::Audit(args) => audit::run(args, cli.format),
         Verb::Dump(args) => dump::run(args, cli.format),
         Verb::Inspect(args) => inspect::run(args, cli.format),
+        Verb::Diff(args) => diff::run(args, cli.format),
+        Verb::Accept(args) => accept::run(args, cli.format),
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),

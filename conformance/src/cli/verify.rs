@@ -1,8 +1,7 @@
 //! `karat verify`.
 
-use super::load::{load, prompts, seeded_prompt};
+use super::load::{contract, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome, repro};
-use crate::contract::Contract;
 use crate::follow::View;
 use crate::judge::Verdict;
 use crate::mutants::Selection;
@@ -25,7 +24,7 @@ pub struct Args {
     #[arg(long, value_name = "SPEC", default_value = "npu")]
     subject: String,
     /// The number formats to judge it under, instead of those that it declares.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME|FILE")]
     contract: Option<String>,
     /// Prompts as token ids, one a line.
     #[arg(long, value_name = "FILE")]
@@ -54,10 +53,7 @@ pub struct Args {
 pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     let subject: SubjectSpec = args.subject.parse()?;
     let contract_name = args.contract.as_deref().unwrap_or(subject.contract_name());
-    let contract = Contract::named(contract_name).ok_or_else(|| {
-        let known = Contract::NAMES.join(", ");
-        CliError::Usage(format!("no contract is called {contract_name}; there are {known}"))
-    })?;
+    let contract = contract(contract_name)?;
     let mutate = args.mutate.as_deref().map(Selection::parse).transpose()?;
     let packages = if args.packages.is_empty() { bundled_models() } else { args.packages.clone() };
     if packages.len() > 1 && (args.golden.is_some() || args.prompt_ids.is_some()) {
@@ -70,6 +66,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         mutate: mutate.as_ref(),
         sites: args.sites.as_deref(),
         steps: args.tokens,
+        pictures: format == Format::Html,
     };
     let bar = progress(packages.len());
     let mut results = Vec::new();
@@ -101,6 +98,10 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     let report = match format {
         Format::Text => report::text::verify(&results, args.cost),
         Format::Json => report::json::verify(&results),
+        Format::Md => report::markdown::verify(&results),
+        Format::Junit => report::junit::verify(&results),
+        Format::Sarif => report::sarif::verify(&results),
+        Format::Html => report::html::verify(&results),
     };
     Ok(Outcome { report, code })
 }

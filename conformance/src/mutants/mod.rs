@@ -6,12 +6,14 @@
 
 mod attention;
 mod cache;
+mod delta;
 mod embedding;
 mod equivalent;
 pub mod explain;
 mod feed_forward;
 mod formats;
 mod history;
+mod latent;
 mod launch;
 mod linear;
 mod moe;
@@ -87,6 +89,8 @@ pub const FAMILIES: &[(&str, &[Mutant])] = &[
     ("Feed-forward and residuals", feed_forward::MUTANTS),
     ("Embeddings, per-layer embeddings, head", embedding::MUTANTS),
     ("Mixtures of experts", moe::MUTANTS),
+    ("Gated delta rule, convolutions and gates", delta::MUTANTS),
+    ("Latent attention, parallel streams, sparse gates", latent::MUTANTS),
 ];
 
 /// Every mutant that is realised in an op, family after family of mistakes.

@@ -165,7 +165,7 @@ fn renormalised(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> O
             let norm_topk_prob = !norm_topk_prob;
             Some(Scoring::Sigmoid { n_group, topk_group, norm_topk_prob, routed_scaling_factor })
         }
-        Scoring::SoftmaxOfChosen => None,
+        Scoring::SoftmaxOfChosen | Scoring::Probabilities => None,
     })
 }
 
@@ -216,6 +216,7 @@ fn unbiased_choice(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -
 fn other_score(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
     weights_by(call, eval, |router| {
         Some(match router.scoring {
+            Scoring::Probabilities => Scoring::Softmax { norm_topk_prob: true },
             Scoring::Sigmoid { norm_topk_prob, .. } => Scoring::Softmax { norm_topk_prob },
             Scoring::Softmax { norm_topk_prob } => {
                 Scoring::Sigmoid { n_group: 1, topk_group: 1, norm_topk_prob, routed_scaling_factor: 1.0 }

@@ -3,7 +3,7 @@
 //! These are limits rather than models: code may add in any order and its elementary functions may be
 //! off by [`Host::ulps`] units, so the variance covers the worst honest choice.
 
-use super::{Bounded, U, rounding, ulp};
+use super::{Bounded, U, delta, rounding, ulp};
 use crate::contract::Host;
 use ndarray::{ArrayD, Zip};
 use reference::ops::evaluate;
@@ -104,6 +104,45 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
                 ulp(r) + U * f64::from(token[from].abs() + context[from].abs())
             })
         }
+        // One product.
+        Call::ScaleColumns { .. } => relative(r, 1.0),
+        Call::ScaleChosen { .. } => relative(r, 1.0),
+        // exp of a difference (its rounding grows with the logit), a sum, a division.
+        Call::Softmax { x } => {
+            let (largest, n) = (largest_of(&x.value), *x.value.shape().last().unwrap_or(&1) as f64);
+            spread(r, |_, r| {
+                r * U * (2.0 * largest + n + 4.0 + 2.0 * host.ulps) + f64::from(f32::MIN_POSITIVE)
+            })
+        }
+        Call::Stack { .. } | Call::Stream { .. } => exact(r),
+        Call::AddToStreams { .. } => relative(r, 1.0),
+        // Sums over few streams: as many roundings as terms, each of the size of what is added.
+        Call::StreamMean { x } => {
+            let streams = x.value.shape()[0] as f64;
+            let largest = largest_of(&x.value);
+            spread(r, |_, r| ulp(r) + U * streams * largest)
+        }
+        Call::AltupPredict { x, coefs } => {
+            let streams = x.value.shape()[0] as f64;
+            let largest = largest_of(&x.value) * (1.0 + streams * largest_of(&coefs.value));
+            spread(r, |_, r| ulp(r) + U * (streams + 2.0) * largest)
+        }
+        Call::AltupCorrect { pred, made, coefs, .. } => {
+            let moved = largest_of(&made.value) + largest_of(&pred.value);
+            let largest = largest_of(&pred.value) + moved * (1.0 + largest_of(&coefs.value));
+            spread(r, |_, r| ulp(r) + 4.0 * U * largest)
+        }
+        // Two sums of squares of n terms, two roots, a division, a product.
+        Call::MatchRms { x, .. } => {
+            let n = *x.value.shape().last().unwrap_or(&1) as f64;
+            relative(r, 6.0 + n)
+        }
+        // Mean and deviation of n terms in any order move the cut by about n roundings of the largest gate.
+        Call::Sparsify { x, .. } => {
+            let n = *x.value.shape().last().unwrap_or(&1) as f64;
+            let largest = largest_of(&x.value);
+            spread(r, |_, r| ulp(r) + U * (2.0 * n + 8.0) * largest)
+        }
         // exp of a difference (its rounding grows with the logit), two sums over experts, two divisions
         // and a factor.
         Call::RouterWeights { logits, router, .. } => {
@@ -136,6 +175,41 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
             let size: Vec<f64> = x.value.iter().map(|&v| f64::from(v).abs()).collect();
             spread(r, |i, r| (2.0 + host.ulps) * (ulp(r) / 2.0 + U * size[i]))
         }
+        Call::Columns { .. } | Call::Join { .. } | Call::ConvState { .. } => exact(r),
+        Call::Multiply { .. } => relative(r, 1.0),
+        // exp, a sum, a division, perhaps a product.
+        Call::Sigmoid { .. } | Call::SigmoidGate { .. } => relative(r, 6.0 + 2.0 * host.ulps),
+        // As a norm over the mean, without the weight.
+        Call::L2Norm { x, .. } => {
+            relative(r, 4.0 + host.ulps + *x.value.shape().last().unwrap_or(&1) as f64 / 2.0)
+        }
+        // A product a tap and their sum in any order; silu's slope is at most 1.1.
+        Call::CausalConv { u, state, conv, activation } => {
+            let size = |x: &Bounded| x.value.mapv(f32::abs).into_shared();
+            let vector =
+                |v: &spec::Vector| spec::Vector::new(&v.name, v.iter().map(|v| v.abs()).collect::<Vec<_>>());
+            let filters = spec::families::Conv {
+                weight: vector(&conv.weight),
+                bias: conv.bias.as_ref().map(vector),
+                kernel: conv.kernel,
+            };
+            let sizes = reference::ops::causal_conv(&size(u), state.map(size).as_ref(), &filters, None);
+            let sizes: Vec<f64> = sizes.into_iter().collect();
+            let act = if activation.is_some() { 4.0 + 2.0 * host.ulps } else { 0.0 };
+            spread(r, |i, _| U * (1.1 * (conv.kernel as f64 + 2.0) + act) * sizes[i])
+        }
+        // A sum whose rounding the slope of softplus, at most 1, and the rate carry on; three elementary
+        // functions and a product.
+        Call::GdnDecay { a, a_log, dt_bias } => {
+            let heads = a_log.len();
+            let a: Vec<f64> = a.value.iter().map(|&a| f64::from(a).abs()).collect();
+            spread(r, |n, r| {
+                let (h, rate) = (n % heads, f64::from(a_log[n % heads]).exp());
+                U * rate * (a[n] + f64::from(dt_bias[h]).abs() + 1.0) + (3.0 + 3.0 * host.ulps) * ulp(r)
+            })
+        }
+        Call::GdnCore(operands) => within(delta::bounds(operands, host).0),
+        Call::GdnState(operands) => within(delta::bounds(operands, host).1),
         // exp or tanh, a sum, a division, two products. The gelu's 1 + tanh cancels for negative
         // gates, so its error is absolute in the size of gate · up.
         Call::GatedAct { gate, up, .. } => {
@@ -218,12 +292,20 @@ fn relative(r: &ArrayD<f64>, roundings: f64) -> Own {
 fn spread(r: &ArrayD<f64>, bound: impl Fn(usize, f64) -> f64) -> Own {
     let r_flat = r.as_standard_layout();
     let values: Vec<f64> = r_flat.iter().enumerate().map(|(n, &r)| bound(n, r)).collect();
-    let bound = ArrayD::from_shape_vec(r.raw_dim(), values).expect("one bound an element");
+    within(ArrayD::from_shape_vec(r.raw_dim(), values).expect("one bound an element"))
+}
+
+/// Errors that are uniform within a hard bound of each element.
+fn within(bound: ArrayD<f64>) -> Own {
     Own { variance: bound.mapv(|b| b * b / 3.0), bound }
 }
 
 fn indexed(r: &ArrayD<f64>, value: impl Fn(usize) -> f64) -> ArrayD<f64> {
     ArrayD::from_shape_vec(r.raw_dim(), (0..r.len()).map(value).collect()).expect("one value an element")
+}
+
+fn largest_of(x: &Tensor) -> f64 {
+    x.iter().fold(0f64, |m, &v| m.max(f64::from(v).abs()))
 }
 
 fn sum_of_sizes(parts: &[(&Tensor, f64)], r: &ArrayD<f64>) -> Vec<f64> {

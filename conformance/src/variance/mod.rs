@@ -8,8 +8,10 @@
 //! from the formats of the contract and the data. A rounding to nearest is a uniform error of one
 //! unit in the last place: `V = ulp² / 12`. Errors of inputs are carried by first derivatives.
 
+mod delta;
 mod host;
 mod linear;
+mod quantised;
 
 use crate::contract::Contract;
 use ndarray::{ArcArray, ArrayD, IxDyn};

@@ -4,43 +4,73 @@
 //! result to f32, once. [`Call`] is one op call as a value, so that it can be recorded, replayed,
 //! mutated, bounded and counted without touching a model.
 
+mod altup;
 mod append;
 mod attention;
+mod causal_conv;
 mod clamped_swiglu;
+mod columns;
 mod embed;
 mod experts;
 mod gated_act;
+mod gated_delta_rule;
+mod gdn_decay;
+mod join;
+mod l2_norm;
 mod linear;
+mod match_rms;
+mod multiply;
 mod per_layer_input;
 mod residual;
 mod rms_norm;
 mod rope;
 mod router;
 mod scale;
+mod scale_chosen;
+mod scale_columns;
+mod sigmoid;
 mod slice;
 mod softcap;
+mod softmax;
+mod sparsify;
+mod streams;
 
+pub use altup::{altup_correct, altup_predict};
 pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
+pub use causal_conv::{causal_conv, conv_state};
 pub use clamped_swiglu::clamped_swiglu;
+pub use columns::{Run, columns};
 pub use embed::embed;
 use experts::expert;
 pub use experts::{expert_linear, mixture};
 pub use gated_act::{activate, gated_act};
+pub use gated_delta_rule::{Delta, gated_delta_rule_chunked, gdn_core, gdn_state};
+pub use gdn_decay::gdn_decay;
+pub use join::join;
+pub use l2_norm::{L2_EPS, l2_norm};
 pub use linear::linear;
+pub use match_rms::match_rms;
+pub use multiply::multiply;
 pub use per_layer_input::per_layer_input;
 pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
 pub use router::{router_index, router_weights};
 pub use scale::scale;
+pub use scale_chosen::scale_chosen;
+pub use scale_columns::scale_columns;
+pub use sigmoid::{sigmoid, sigmoid_gate};
 pub use slice::{concat, slice};
 pub use softcap::softcap;
+pub use softmax::softmax;
+pub use sparsify::sparsify;
+pub use streams::{add_to_streams, stack, stream, stream_mean};
 
 use crate::State;
 use ndarray::{ArcArray, ArrayD, IxDyn};
 use spec::families::moe::Router;
-use spec::families::{Activation, Linear};
+use spec::families::{Activation, Conv, Linear};
 use spec::site::At;
 use spec::{Matrix, NonFinite, Rope, Site, Vector};
 use std::ops::Range;
@@ -95,6 +125,28 @@ pub enum Call<'a, T> {
     GatedAct { gate: &'a T, up: &'a T, activation: Activation },
     /// See [`Ops::residual`].
     Residual { x: &'a T, branch: &'a T, multiplier: f32 },
+    /// See [`Ops::columns`].
+    Columns { x: &'a T, runs: &'a [Run], width: Option<usize> },
+    /// See [`Ops::join`].
+    Join { parts: Vec<&'a T> },
+    /// See [`Ops::multiply`].
+    Multiply { a: &'a T, b: &'a T },
+    /// See [`Ops::sigmoid`].
+    Sigmoid { x: &'a T },
+    /// See [`Ops::sigmoid_gate`].
+    SigmoidGate { x: &'a T, gate: &'a T },
+    /// See [`Ops::l2_norm`].
+    L2Norm { x: &'a T, scale: f64 },
+    /// See [`Ops::causal_conv`].
+    CausalConv { u: &'a T, state: Option<&'a T>, conv: &'a Conv, activation: Option<Activation> },
+    /// See [`Ops::conv_state`].
+    ConvState { u: &'a T, state: Option<&'a T>, kernel: usize },
+    /// See [`Ops::gdn_decay`].
+    GdnDecay { a: &'a T, a_log: &'a Vector, dt_bias: &'a Vector },
+    /// See [`Ops::gdn_core`].
+    GdnCore(Delta<'a, T>),
+    /// See [`Ops::gdn_state`].
+    GdnState(Delta<'a, T>),
     /// See [`Ops::scale`].
     Scale { x: &'a T, factor: f64 },
     /// See [`Ops::slice`].
@@ -115,6 +167,28 @@ pub enum Call<'a, T> {
     Softcap { x: &'a T, cap: f64 },
     /// See [`Ops::per_layer_input`].
     PerLayerInput { token: &'a T, context: &'a T, layer: usize, width: usize },
+    /// See [`Ops::stack`].
+    Stack { parts: Vec<&'a T> },
+    /// See [`Ops::stream`].
+    Stream { x: &'a T, index: usize },
+    /// See [`Ops::stream_mean`].
+    StreamMean { x: &'a T },
+    /// See [`Ops::add_to_streams`].
+    AddToStreams { x: &'a T, branch: &'a T },
+    /// See [`Ops::match_rms`].
+    MatchRms { x: &'a T, like: &'a T },
+    /// See [`Ops::altup_predict`].
+    AltupPredict { x: &'a T, coefs: &'a T },
+    /// See [`Ops::altup_correct`].
+    AltupCorrect { pred: &'a T, made: &'a T, coefs: &'a T, active: usize },
+    /// See [`Ops::sparsify`].
+    Sparsify { x: &'a T, sparsity: f64 },
+    /// See [`Ops::scale_columns`].
+    ScaleColumns { x: &'a T, weight: &'a Vector },
+    /// See [`Ops::softmax`].
+    Softmax { x: &'a T },
+    /// See [`Ops::scale_chosen`].
+    ScaleChosen { weights: &'a T, index: &'a T, scale: &'a Vector },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -133,6 +207,17 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => "attn_ctx",
             Call::GatedAct { .. } => "gated_act",
             Call::Residual { .. } => "residual",
+            Call::Columns { .. } => "columns",
+            Call::Join { .. } => "join",
+            Call::Multiply { .. } => "multiply",
+            Call::Sigmoid { .. } => "sigmoid",
+            Call::SigmoidGate { .. } => "sigmoid_gate",
+            Call::L2Norm { .. } => "l2_norm",
+            Call::CausalConv { .. } => "causal_conv",
+            Call::ConvState { .. } => "conv_state",
+            Call::GdnDecay { .. } => "gdn_decay",
+            Call::GdnCore(_) => "gdn_core",
+            Call::GdnState(_) => "gdn_state",
             Call::Scale { .. } => "scale",
             Call::Slice { .. } => "slice",
             Call::Concat { .. } => "concat",
@@ -143,6 +228,17 @@ impl<'a, T> Call<'a, T> {
             Call::ClampedSwiglu { .. } => "clamped_swiglu",
             Call::Softcap { .. } => "softcap",
             Call::PerLayerInput { .. } => "per_layer_input",
+            Call::Stack { .. } => "stack",
+            Call::Stream { .. } => "stream",
+            Call::StreamMean { .. } => "stream_mean",
+            Call::AddToStreams { .. } => "add_to_streams",
+            Call::MatchRms { .. } => "match_rms",
+            Call::AltupPredict { .. } => "altup_predict",
+            Call::AltupCorrect { .. } => "altup_correct",
+            Call::Sparsify { .. } => "sparsify",
+            Call::ScaleColumns { .. } => "scale_columns",
+            Call::Softmax { .. } => "softmax",
+            Call::ScaleChosen { .. } => "scale_chosen",
         }
     }
 
@@ -159,6 +255,15 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { probs, v } => vec![probs, v],
             Call::GatedAct { gate, up, .. } => vec![gate, up],
             Call::Residual { x, branch, .. } => vec![x, branch],
+            Call::Columns { x, .. } | Call::Sigmoid { x } | Call::L2Norm { x, .. } => vec![x],
+            Call::Join { parts } => parts.clone(),
+            Call::Multiply { a, b } => vec![a, b],
+            Call::SigmoidGate { x, gate } => vec![x, gate],
+            Call::CausalConv { u, state, .. } | Call::ConvState { u, state, .. } => {
+                [*u].into_iter().chain(*state).collect()
+            }
+            Call::GdnDecay { a, .. } => vec![a],
+            Call::GdnCore(delta) | Call::GdnState(delta) => delta.operands(),
             Call::Scale { x, .. } | Call::Slice { x, .. } => vec![x],
             Call::Concat { a, b } => vec![a, b],
             Call::RouterIndex { logits, .. } => vec![logits],
@@ -168,6 +273,15 @@ impl<'a, T> Call<'a, T> {
             Call::ClampedSwiglu { gate, up, .. } => vec![gate, up],
             Call::Softcap { x, .. } => vec![x],
             Call::PerLayerInput { token, context, .. } => vec![token, context],
+            Call::Stack { parts } => parts.clone(),
+            Call::Stream { x, .. } | Call::StreamMean { x } | Call::Sparsify { x, .. } => vec![x],
+            Call::ScaleColumns { x, .. } => vec![x],
+            Call::Softmax { x } => vec![x],
+            Call::ScaleChosen { weights, index, .. } => vec![weights, index],
+            Call::AddToStreams { x, branch } => vec![x, branch],
+            Call::MatchRms { x, like } => vec![x, like],
+            Call::AltupPredict { x, coefs } => vec![x, coefs],
+            Call::AltupCorrect { pred, made, coefs, .. } => vec![pred, made, coefs],
         }
     }
 
@@ -191,6 +305,21 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => Call::AttnCtx { probs: o(0), v: o(1) },
             Call::GatedAct { activation, .. } => Call::GatedAct { gate: o(0), up: o(1), activation },
             Call::Residual { multiplier, .. } => Call::Residual { x: o(0), branch: o(1), multiplier },
+            Call::Columns { runs, width, .. } => Call::Columns { x: o(0), runs, width },
+            Call::Join { .. } => Call::Join { parts: operands.iter().collect() },
+            Call::Multiply { .. } => Call::Multiply { a: o(0), b: o(1) },
+            Call::Sigmoid { .. } => Call::Sigmoid { x: o(0) },
+            Call::SigmoidGate { .. } => Call::SigmoidGate { x: o(0), gate: o(1) },
+            Call::L2Norm { scale, .. } => Call::L2Norm { x: o(0), scale },
+            Call::CausalConv { state, conv, activation, .. } => {
+                Call::CausalConv { u: o(0), state: state.map(|_| o(1)), conv, activation }
+            }
+            Call::ConvState { state, kernel, .. } => {
+                Call::ConvState { u: o(0), state: state.map(|_| o(1)), kernel }
+            }
+            Call::GdnDecay { a_log, dt_bias, .. } => Call::GdnDecay { a: o(0), a_log, dt_bias },
+            Call::GdnCore(ref delta) => Call::GdnCore(delta.with(operands)),
+            Call::GdnState(ref delta) => Call::GdnState(delta.with(operands)),
             Call::Scale { factor, .. } => Call::Scale { x: o(0), factor },
             Call::Slice { width, start, end, .. } => Call::Slice { x: o(0), width, start, end },
             Call::Concat { .. } => Call::Concat { a: o(0), b: o(1) },
@@ -205,6 +334,19 @@ impl<'a, T> Call<'a, T> {
             Call::PerLayerInput { layer, width, .. } => {
                 Call::PerLayerInput { token: o(0), context: o(1), layer, width }
             }
+            Call::Stack { .. } => Call::Stack { parts: operands.iter().collect() },
+            Call::Stream { index, .. } => Call::Stream { x: o(0), index },
+            Call::StreamMean { .. } => Call::StreamMean { x: o(0) },
+            Call::AddToStreams { .. } => Call::AddToStreams { x: o(0), branch: o(1) },
+            Call::MatchRms { .. } => Call::MatchRms { x: o(0), like: o(1) },
+            Call::AltupPredict { .. } => Call::AltupPredict { x: o(0), coefs: o(1) },
+            Call::AltupCorrect { active, .. } => {
+                Call::AltupCorrect { pred: o(0), made: o(1), coefs: o(2), active }
+            }
+            Call::Sparsify { sparsity, .. } => Call::Sparsify { x: o(0), sparsity },
+            Call::ScaleColumns { weight, .. } => Call::ScaleColumns { x: o(0), weight },
+            Call::Softmax { .. } => Call::Softmax { x: o(0) },
+            Call::ScaleChosen { scale, .. } => Call::ScaleChosen { weights: o(0), index: o(1), scale },
         }
     }
 }
@@ -228,6 +370,19 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::AttnCtx { probs, v } => attn_ctx(probs, v).into_dyn(),
         Call::GatedAct { gate, up, activation } => gated_act(gate, up, *activation),
         Call::Residual { x, branch, multiplier } => residual(x, branch, *multiplier),
+        Call::Columns { x, runs, width } => columns(x, runs, *width),
+        Call::Join { parts } => join(parts).into_dyn(),
+        Call::Multiply { a, b } => multiply(a, b),
+        Call::Sigmoid { x } => sigmoid(x),
+        Call::SigmoidGate { x, gate } => sigmoid_gate(x, gate),
+        Call::L2Norm { x, scale } => l2_norm(x, *scale).into_dyn(),
+        Call::CausalConv { u, state, conv, activation } => {
+            causal_conv(u, *state, conv, *activation).into_dyn()
+        }
+        Call::ConvState { u, state, kernel } => conv_state(u, *state, *kernel).into_dyn(),
+        Call::GdnDecay { a, a_log, dt_bias } => gdn_decay(a, a_log, dt_bias).into_dyn(),
+        Call::GdnCore(delta) => gdn_core(delta).into_dyn(),
+        Call::GdnState(delta) => gdn_state(delta).into_dyn(),
         Call::Scale { x, factor } => scale(x, *factor),
         Call::Slice { x, width, start, end } => slice(x, *width, *start..*end),
         Call::Concat { a, b } => concat(a, b).into_dyn(),
@@ -242,6 +397,19 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::PerLayerInput { token, context, layer, width } => {
             per_layer_input(token, context, *layer, *width).into_dyn()
         }
+        Call::Stack { parts } => stack(parts).into_dyn(),
+        Call::Stream { x, index } => stream(x, *index).into_dyn(),
+        Call::StreamMean { x } => stream_mean(x).into_dyn(),
+        Call::AddToStreams { x, branch } => add_to_streams(x, branch).into_dyn(),
+        Call::MatchRms { x, like } => match_rms(x, like).into_dyn(),
+        Call::AltupPredict { x, coefs } => altup_predict(x, coefs).into_dyn(),
+        Call::AltupCorrect { pred, made, coefs, active } => {
+            altup_correct(pred, made, coefs, *active).into_dyn()
+        }
+        Call::Sparsify { x, sparsity } => sparsify(x, *sparsity).into_dyn(),
+        Call::ScaleColumns { x, weight } => scale_columns(x, weight).into_dyn(),
+        Call::Softmax { x } => softmax(x).into_dyn(),
+        Call::ScaleChosen { weights, index, scale } => scale_chosen(weights, index, scale).into_dyn(),
     })
 }
 
@@ -371,6 +539,79 @@ pub trait Ops {
         self.run(at, Call::Residual { x, branch, multiplier })
     }
 
+    /// The columns of `runs`, one run after the other; `[tokens, n]`, or with a `width`
+    /// `[tokens, n / width, width]`.
+    fn columns(&mut self, at: Site, x: &Self::Tensor, runs: &[Run], width: Option<usize>) -> Self::Tensor {
+        self.run(at, Call::Columns { x, runs, width })
+    }
+
+    /// `y[t, ·] = parts[0][t, ·] | parts[1][t, ·] | …`: rows side by side.
+    fn join(&mut self, at: Site, parts: &[&Self::Tensor]) -> Self::Tensor {
+        self.run(at, Call::Join { parts: parts.to_vec() })
+    }
+
+    /// `y = a · b`, element by element.
+    fn multiply(&mut self, at: Site, a: &Self::Tensor, b: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Multiply { a, b })
+    }
+
+    /// `y = σ(x) = 1 / (1 + e^-x)`, element by element.
+    fn sigmoid(&mut self, at: Site, x: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Sigmoid { x })
+    }
+
+    /// `y[t, i] = x[t, i] · σ(gate[t, i])`; the gate may hold one value for the whole row.
+    fn sigmoid_gate(&mut self, at: Site, x: &Self::Tensor, gate: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::SigmoidGate { x, gate })
+    }
+
+    /// `y = x / sqrt(Σ x² + 1e-6) · scale` over the last axis of `[tokens, heads, dim]`.
+    fn l2_norm(&mut self, at: Site, x: &Self::Tensor, scale: f64) -> Self::Tensor {
+        self.run(at, Call::L2Norm { x, scale })
+    }
+
+    /// `y[t, c] = act(Σ_{j<K} w[c, j] · u[t - K + 1 + j, c] + b[c])`; `[tokens, channels]`. Rows before
+    /// the pass come from the state, and are 0 before the start of the text.
+    fn causal_conv(
+        &mut self,
+        at: Site,
+        u: &Self::Tensor,
+        state: &State<Self::Tensor>,
+        conv: &Conv,
+        activation: Option<Activation>,
+    ) -> Self::Tensor {
+        self.run(at, Call::CausalConv { u, state: state.0.as_ref(), conv, activation })
+    }
+
+    /// Replaces the state of a convolution by the last `kernel` rows that it has read, `[channels, kernel]`.
+    fn conv_state(
+        &mut self,
+        at: At,
+        name: &'static str,
+        state: &mut State<Self::Tensor>,
+        u: &Self::Tensor,
+        kernel: usize,
+    ) {
+        let before = state.0.take();
+        state.0 = Some(self.run(at.site(name), Call::ConvState { u, state: before.as_ref(), kernel }));
+    }
+
+    /// `g[t, h] = -e^a_log[h] · ln(1 + e^(a[t, h] + dt_bias[h]))`: the log decay.
+    fn gdn_decay(&mut self, at: Site, a: &Self::Tensor, a_log: &Vector, dt_bias: &Vector) -> Self::Tensor {
+        self.run(at, Call::GdnDecay { a, a_log, dt_bias })
+    }
+
+    /// Token by token and value head by value head: `S ← e^g · S; δ = β · (v - Sᵀ k); S ← S + k δᵀ;
+    /// y = Sᵀ q`; the result y is `[tokens, value_heads, value_dim]`.
+    fn gdn_core(&mut self, at: Site, delta: Delta<Self::Tensor>) -> Self::Tensor {
+        self.run(at, Call::GdnCore(delta))
+    }
+
+    /// The state S after the last token of [`Ops::gdn_core`], `[value_heads, key_dim, value_dim]`.
+    fn gdn_state(&mut self, at: Site, delta: Delta<Self::Tensor>) -> Self::Tensor {
+        self.run(at, Call::GdnState(delta))
+    }
+
     /// `y = x · factor`, element by element.
     fn scale(&mut self, at: Site, x: &Self::Tensor, factor: f64) -> Self::Tensor {
         self.run(at, Call::Scale { x, factor })
@@ -456,5 +697,73 @@ pub trait Ops {
         width: usize,
     ) -> Self::Tensor {
         self.run(at, Call::PerLayerInput { token, context, layer, width })
+    }
+
+    /// `y[j] = parts[j]`: streams of `[tokens, hidden]` as `[streams, tokens, hidden]`.
+    fn stack(&mut self, at: Site, parts: &[&Self::Tensor]) -> Self::Tensor {
+        self.run(at, Call::Stack { parts: parts.to_vec() })
+    }
+
+    /// `y = x[index]`: one of the streams, `[tokens, hidden]`.
+    fn stream(&mut self, at: Site, x: &Self::Tensor, index: usize) -> Self::Tensor {
+        self.run(at, Call::Stream { x, index })
+    }
+
+    /// `y = Σ_j x[j] / streams`; `[tokens, hidden]`.
+    fn stream_mean(&mut self, at: Site, x: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::StreamMean { x })
+    }
+
+    /// `y[0] = x[0]`, `y[j] = x[j] + branch` for all other streams.
+    fn add_to_streams(&mut self, at: Site, x: &Self::Tensor, branch: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::AddToStreams { x, branch })
+    }
+
+    /// `y[t] = x[t] · rms(like[t]) / sqrt(max(mean(x[t]²), 1e-5))`; `[tokens, hidden]`.
+    fn match_rms(&mut self, at: Site, x: &Self::Tensor, like: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::MatchRms { x, like })
+    }
+
+    /// `y[o, t] = x[o, t] + Σ_s coefs[t, o · N + s] · x[s, t]`; `[streams, tokens, hidden]`.
+    fn altup_predict(&mut self, at: Site, x: &Self::Tensor, coefs: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::AltupPredict { x, coefs })
+    }
+
+    /// `y[j, t] = pred[j, t] + (made[t] - pred[active, t]) · (1 + coefs[t, j])`.
+    fn altup_correct(
+        &mut self,
+        at: Site,
+        pred: &Self::Tensor,
+        made: &Self::Tensor,
+        coefs: &Self::Tensor,
+        active: usize,
+    ) -> Self::Tensor {
+        self.run(at, Call::AltupCorrect { pred, made, coefs, active })
+    }
+
+    /// `y[t] = max(0, x[t] - (mean(x[t]) + std(x[t]) · Φ⁻¹(sparsity)))`, population std.
+    fn sparsify(&mut self, at: Site, x: &Self::Tensor, sparsity: f64) -> Self::Tensor {
+        self.run(at, Call::Sparsify { x, sparsity })
+    }
+
+    /// `y[t, i] = x[t, i] · weight[i]`.
+    fn scale_columns(&mut self, at: Site, x: &Self::Tensor, weight: &Vector) -> Self::Tensor {
+        self.run(at, Call::ScaleColumns { x, weight })
+    }
+
+    /// `y[t, i] = e^x[t, i] / Σ_j e^x[t, j]`, row by row.
+    fn softmax(&mut self, at: Site, x: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Softmax { x })
+    }
+
+    /// `y[t, j] = weights[t, j] · scale[index[t, j]]`: a factor of each expert's own.
+    fn scale_chosen(
+        &mut self,
+        at: Site,
+        weights: &Self::Tensor,
+        index: &Self::Tensor,
+        scale: &Vector,
+    ) -> Self::Tensor {
+        self.run(at, Call::ScaleChosen { weights, index, scale })
     }
 }
