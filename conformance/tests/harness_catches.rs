@@ -135,8 +135,8 @@ fn clean_engines_are_calibrated() {
         let sites = result.sites.iter().filter(|s| linear.iter().any(|l| s.site.ends_with(l)));
         let (mut elements, mut squares) = (0, 0.0);
         for site in sites {
-            elements += site.elements;
-            squares += site.z_rms.powi(2) * site.elements as f64;
+            elements += site.inexact;
+            squares += site.z_rms.powi(2) * site.inexact as f64;
         }
         let rms = (squares / elements as f64).sqrt();
         println!("{engine}: rms z {rms:.4} over {elements} elements");

@@ -149,7 +149,7 @@ fn with_head_map(
     map: fn(usize, usize, usize) -> usize,
 ) -> Option<Tensor> {
     let (heads, shared) = match call {
-        Call::AttnScores { q, k, .. } => (q.shape()[1], k),
+        Call::AttnScores { q, k, .. } => (q.len() / q.shape()[0].max(1) / k.shape()[2], k),
         Call::AttnCtx { probs, v } => (probs.shape()[0], v),
         _ => return None,
     };

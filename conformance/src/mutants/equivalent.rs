@@ -32,7 +32,8 @@ mod tests {
 
     fn weights(scoring: Scoring, k: usize) -> (Option<&'static str>, Vec<(f32, f32)>) {
         let logits = array![[0.5f32, -1.0, 2.0, 0.25]].into_dyn().into_shared();
-        let index = array![[2.0f32, 0.0, 3.0, 1.0]].slice_move(ndarray::s![.., ..k]).into_dyn().into_shared();
+        let chosen = vec![2.0f32, 0.0, 3.0, 1.0][..k].to_vec();
+        let index = Tensor::from_shape_vec(ndarray::IxDyn(&[1, k]), chosen).unwrap();
         let router = Router { num_experts: 4, num_experts_per_tok: k, scoring };
         let call = Call::RouterWeights { logits: &logits, index: &index, router: &router };
         let name = if k == 4 { "moe-renorm" } else { "moe-softmax-after-topk" };
