@@ -94,6 +94,8 @@ pub struct MoeLayer {
 
 /// A dense feed-forward, or a mixture of experts.
 #[derive(Clone, Debug)]
+// One a layer, so the room of the larger kind costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum FeedForward {
     /// One for all tokens.
     Dense(Mlp),
