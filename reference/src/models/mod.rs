@@ -41,7 +41,7 @@ pub enum Model {
     MoeDecoder(MoeDecoder),
     /// gemma2, gemma3.
     Gemma(Gemma),
-    /// qwen3_5.
+    /// qwen3_next, qwen3_5, qwen3_5_moe.
     Hybrid(Hybrid),
     /// lfm2.
     Lfm2(Lfm2),
