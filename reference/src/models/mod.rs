@@ -3,6 +3,7 @@
 mod attention;
 mod decoder;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod hybrid;
 mod lfm2;
@@ -16,6 +17,7 @@ mod ple;
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
+pub use gemma3n::{Gemma3n, Gemma3nInputs, Gemma3nState};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
 pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
 pub use lfm2::{Lfm2, Lfm2LayerState, Lfm2State};
@@ -49,6 +51,8 @@ pub enum Model {
     Lfm2(Lfm2),
     /// gemma4.
     Gemma4(Gemma4),
+    /// gemma3n.
+    Gemma3n(Gemma3n),
 }
 
 /// The state that a model carries from pass to pass.
@@ -64,6 +68,8 @@ pub enum ModelState<T> {
     Lfm2(Lfm2State<T>),
     /// See [`Model::Gemma4`].
     Gemma4(Gemma4State<T>),
+    /// See [`Model::Gemma3n`].
+    Gemma3n(Gemma3nState<T>),
 }
 
 impl Model {
@@ -87,6 +93,9 @@ impl Model {
             (Config::Hybrid(config), Weights::Hybrid(weights)) => Model::Hybrid(Hybrid { config, weights }),
             (Config::Lfm2(config), Weights::Lfm2(weights)) => Model::Lfm2(Lfm2 { config, weights }),
             (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
+            (Config::Gemma3n(config), Weights::Gemma3n(weights)) => {
+                Model::Gemma3n(Gemma3n { config, weights })
+            }
             (config, _) => panic!("weights of another family than {}", config.family()),
         }
     }
@@ -102,6 +111,7 @@ impl Model {
             Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
             Model::Lfm2(model) => ModelState::Lfm2(model.fresh()),
             Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
+            Model::Gemma3n(model) => ModelState::Gemma3n(model.fresh()),
         }
     }
 
@@ -123,6 +133,7 @@ impl Model {
             (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
             (Model::Lfm2(model), ModelState::Lfm2(state)) => model.pass(ops, state, ids),
             (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
+            (Model::Gemma3n(model), ModelState::Gemma3n(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
         }
     }
@@ -137,6 +148,7 @@ impl<T> ModelState<T> {
             ModelState::Hybrid(state) => state.position,
             ModelState::Lfm2(state) => state.position,
             ModelState::Gemma4(state) => state.position,
+            ModelState::Gemma3n(state) => state.position,
         }
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod decoder;
 pub mod gemma;
+pub mod gemma3n;
 pub mod gemma4;
 pub mod hybrid;
 pub mod layered;
@@ -189,6 +190,8 @@ pub enum Config {
     Lfm2(lfm2::Lfm2Config),
     /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
     Gemma4(gemma4::Gemma4Config),
+    /// Gemma 3n: parallel streams, a low-rank branch, sparse gates.
+    Gemma3n(gemma3n::Gemma3nConfig),
 }
 
 /// A config with the keys that were passed over (null, false, or allowed by name).
@@ -219,6 +222,7 @@ pub const FAMILIES: &[Family] = &[
     "gemma3_text",
     "gemma4_text",
     "qwen3_next",
+    "gemma3n_text",
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "lfm2",
@@ -256,6 +260,7 @@ impl Config {
             "olmo2" => Config::Olmo2(decoder::DecoderConfig::parse(family, r)?),
             "qwen3_moe" | "glm4_moe" => Config::MoeDecoder(moe_decoder::MoeDecoderConfig::parse(family, r)?),
             "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
+            "gemma3n_text" => Config::Gemma3n(gemma3n::Gemma3nConfig::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
         Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
@@ -270,6 +275,7 @@ impl Config {
             Config::Hybrid(config) => config.family,
             Config::Lfm2(config) => config.family,
             Config::Gemma4(config) => config.family,
+            Config::Gemma3n(config) => config.family,
         }
     }
 
@@ -282,6 +288,7 @@ impl Config {
             Config::Hybrid(config) => config.vocab_size,
             Config::Lfm2(config) => config.vocab_size,
             Config::Gemma4(config) => config.vocab_size,
+            Config::Gemma3n(config) => config.vocab_size,
         }
     }
 
@@ -294,6 +301,7 @@ impl Config {
             Config::Hybrid(config) => config.hidden_size,
             Config::Lfm2(config) => config.hidden_size,
             Config::Gemma4(config) => config.hidden_size,
+            Config::Gemma3n(config) => config.hidden_size,
         }
     }
 
@@ -306,6 +314,7 @@ impl Config {
             Config::Hybrid(config) => config.layer_types.len(),
             Config::Lfm2(config) => config.layer_types.len(),
             Config::Gemma4(config) => config.layers.len(),
+            Config::Gemma3n(config) => config.layers.len(),
         }
     }
 
@@ -320,6 +329,7 @@ impl Config {
             Config::Hybrid(config) => config.max_position_embeddings,
             Config::Lfm2(config) => config.max_position_embeddings,
             Config::Gemma4(config) => config.max_position_embeddings,
+            Config::Gemma3n(config) => config.max_position_embeddings,
         }
     }
 }
@@ -345,6 +355,8 @@ pub enum Weights {
     Lfm2(lfm2::Lfm2Weights),
     /// See [`Config::Gemma4`].
     Gemma4(gemma4::Gemma4Weights),
+    /// See [`Config::Gemma3n`].
+    Gemma3n(gemma3n::Gemma3nWeights),
 }
 
 impl Weights {
@@ -363,6 +375,7 @@ impl Weights {
             Config::Hybrid(config) => Weights::Hybrid(hybrid::HybridWeights::load(config, &mut loader)?),
             Config::Lfm2(config) => Weights::Lfm2(lfm2::Lfm2Weights::load(config, &mut loader)?),
             Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
+            Config::Gemma3n(config) => Weights::Gemma3n(gemma3n::Gemma3nWeights::load(config, &mut loader)?),
         };
         loader.finish(wrapped::of_a_tower)?;
         Ok(weights)
@@ -379,6 +392,7 @@ impl Weights {
             Weights::Hybrid(weights) => weights.matrices(),
             Weights::Lfm2(weights) => weights.matrices(),
             Weights::Gemma4(weights) => weights.matrices(),
+            Weights::Gemma3n(weights) => weights.matrices(),
         }
     }
 }
