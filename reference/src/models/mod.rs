@@ -2,9 +2,11 @@
 
 mod attention;
 mod decoder;
+mod deepseek;
 mod gemma;
 mod gemma3n;
 mod gemma4;
+mod gpt_oss;
 mod hybrid;
 mod lfm2;
 mod moe;
@@ -16,9 +18,11 @@ mod ple;
 
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
+pub use deepseek::{Deepseek, DeepseekState, LatentCache};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma3n::{Gemma3n, Gemma3nInputs, Gemma3nState};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
+pub use gpt_oss::GptOss;
 pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
 pub use lfm2::{Lfm2, Lfm2LayerState, Lfm2State};
 pub use moe_decoder::MoeDecoder;
@@ -43,6 +47,10 @@ pub enum Model {
     Olmo2(Olmo2),
     /// qwen3_moe, glm4_moe.
     MoeDecoder(MoeDecoder),
+    /// deepseek_v3.
+    Deepseek(Deepseek),
+    /// gpt_oss.
+    GptOss(GptOss),
     /// gemma2, gemma3.
     Gemma(Gemma),
     /// qwen3_next, qwen3_5, qwen3_5_moe.
@@ -60,6 +68,8 @@ pub enum Model {
 pub enum ModelState<T> {
     /// Keys and values, and nothing else: decoders of every kind.
     Decoder(DecoderState<T>),
+    /// See [`Model::Deepseek`].
+    Deepseek(DeepseekState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
     /// See [`Model::Hybrid`].
@@ -86,6 +96,10 @@ impl Model {
             }
             (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
             (Config::Olmo2(config), Weights::Olmo2(weights)) => Model::Olmo2(Olmo2 { config, weights }),
+            (Config::Deepseek(config), Weights::Deepseek(weights)) => {
+                Model::Deepseek(Deepseek { config, weights })
+            }
+            (Config::GptOss(config), Weights::GptOss(weights)) => Model::GptOss(GptOss { config, weights }),
             (Config::MoeDecoder(config), Weights::MoeDecoder(weights)) => {
                 Model::MoeDecoder(MoeDecoder { config, weights })
             }
@@ -107,6 +121,8 @@ impl Model {
             Model::Phi3(model) => ModelState::Decoder(model.fresh()),
             Model::Olmo2(model) => ModelState::Decoder(model.fresh()),
             Model::MoeDecoder(model) => ModelState::Decoder(model.fresh()),
+            Model::Deepseek(model) => ModelState::Deepseek(model.fresh()),
+            Model::GptOss(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
             Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
             Model::Lfm2(model) => ModelState::Lfm2(model.fresh()),
@@ -129,6 +145,8 @@ impl Model {
             (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Olmo2(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::MoeDecoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Deepseek(model), ModelState::Deepseek(state)) => model.pass(ops, state, ids),
+            (Model::GptOss(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
             (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
             (Model::Lfm2(model), ModelState::Lfm2(state)) => model.pass(ops, state, ids),
@@ -144,6 +162,7 @@ impl<T> ModelState<T> {
     pub fn position(&self) -> usize {
         match self {
             ModelState::Decoder(state) => state.position,
+            ModelState::Deepseek(state) => state.position,
             ModelState::Gemma(state) => state.position,
             ModelState::Hybrid(state) => state.position,
             ModelState::Lfm2(state) => state.position,

@@ -3,9 +3,11 @@
 //! Families that differ in a flag share a module; see ARCHITECTURE.md for how to add one.
 
 pub mod decoder;
+pub mod deepseek;
 pub mod gemma;
 pub mod gemma3n;
 pub mod gemma4;
+pub mod gpt_oss;
 pub mod hybrid;
 pub mod layered;
 pub mod lfm2;
@@ -182,6 +184,10 @@ pub enum Config {
     Olmo2(decoder::DecoderConfig),
     /// Decoders with experts: qwen3_moe, glm4_moe.
     MoeDecoder(moe_decoder::MoeDecoderConfig),
+    /// deepseek_v3: latent attention.
+    Deepseek(deepseek::DeepseekConfig),
+    /// gpt_oss: attention sinks, clamped experts.
+    GptOss(gpt_oss::GptOssConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
     /// Gated delta rule and gated softmax attention: qwen3_next, qwen3_5, qwen3_5_moe.
@@ -218,6 +224,8 @@ pub const FAMILIES: &[Family] = &[
     "olmo2",
     "qwen3_moe",
     "glm4_moe",
+    "deepseek_v3",
+    "gpt_oss",
     "gemma2",
     "gemma3_text",
     "gemma4_text",
@@ -258,6 +266,8 @@ impl Config {
             }
             "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, r)?),
             "olmo2" => Config::Olmo2(decoder::DecoderConfig::parse(family, r)?),
+            "deepseek_v3" => Config::Deepseek(deepseek::DeepseekConfig::parse(family, r)?),
+            "gpt_oss" => Config::GptOss(gpt_oss::GptOssConfig::parse(family, r)?),
             "qwen3_moe" | "glm4_moe" => Config::MoeDecoder(moe_decoder::MoeDecoderConfig::parse(family, r)?),
             "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             "gemma3n_text" => Config::Gemma3n(gemma3n::Gemma3nConfig::parse(family, r)?),
@@ -271,6 +281,8 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.family,
             Config::MoeDecoder(config) => config.decoder.family,
+            Config::Deepseek(config) => config.family,
+            Config::GptOss(config) => config.decoder.family,
             Config::Gemma(config) => config.family,
             Config::Hybrid(config) => config.family,
             Config::Lfm2(config) => config.family,
@@ -284,6 +296,8 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.vocab_size,
             Config::MoeDecoder(config) => config.decoder.vocab_size,
+            Config::Deepseek(config) => config.vocab_size,
+            Config::GptOss(config) => config.decoder.vocab_size,
             Config::Gemma(config) => config.vocab_size,
             Config::Hybrid(config) => config.vocab_size,
             Config::Lfm2(config) => config.vocab_size,
@@ -297,6 +311,8 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.hidden_size,
             Config::MoeDecoder(config) => config.decoder.hidden_size,
+            Config::Deepseek(config) => config.hidden_size,
+            Config::GptOss(config) => config.decoder.hidden_size,
             Config::Gemma(config) => config.hidden_size,
             Config::Hybrid(config) => config.hidden_size,
             Config::Lfm2(config) => config.hidden_size,
@@ -310,6 +326,8 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.layers.len(),
             Config::MoeDecoder(config) => config.decoder.layers.len(),
+            Config::Deepseek(config) => config.sparse.len(),
+            Config::GptOss(config) => config.decoder.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
             Config::Hybrid(config) => config.layer_types.len(),
             Config::Lfm2(config) => config.layer_types.len(),
@@ -325,6 +343,8 @@ impl Config {
                 config.max_position_embeddings
             }
             Config::MoeDecoder(config) => config.decoder.max_position_embeddings,
+            Config::Deepseek(config) => config.max_position_embeddings,
+            Config::GptOss(config) => config.decoder.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
             Config::Hybrid(config) => config.max_position_embeddings,
             Config::Lfm2(config) => config.max_position_embeddings,
@@ -347,6 +367,10 @@ pub enum Weights {
     Olmo2(olmo2::Olmo2Weights),
     /// See [`Config::MoeDecoder`].
     MoeDecoder(moe_decoder::MoeDecoderWeights),
+    /// See [`Config::Deepseek`].
+    Deepseek(deepseek::DeepseekWeights),
+    /// See [`Config::GptOss`].
+    GptOss(gpt_oss::GptOssWeights),
     /// See [`Config::Gemma`].
     Gemma(gemma::GemmaWeights),
     /// See [`Config::Hybrid`].
@@ -368,6 +392,10 @@ impl Weights {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Phi3(config) => Weights::Phi3(phi3::Phi3Weights::load(config, &mut loader)?),
             Config::Olmo2(config) => Weights::Olmo2(olmo2::Olmo2Weights::load(config, &mut loader)?),
+            Config::Deepseek(config) => {
+                Weights::Deepseek(deepseek::DeepseekWeights::load(config, &mut loader)?)
+            }
+            Config::GptOss(config) => Weights::GptOss(gpt_oss::GptOssWeights::load(config, &mut loader)?),
             Config::MoeDecoder(config) => {
                 Weights::MoeDecoder(moe_decoder::MoeDecoderWeights::load(config, &mut loader)?)
             }
@@ -388,6 +416,8 @@ impl Weights {
             Weights::Phi3(weights) => weights.matrices(),
             Weights::Olmo2(weights) => weights.matrices(),
             Weights::MoeDecoder(weights) => weights.matrices(),
+            Weights::Deepseek(weights) => weights.matrices(),
+            Weights::GptOss(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
             Weights::Hybrid(weights) => weights.matrices(),
             Weights::Lfm2(weights) => weights.matrices(),
