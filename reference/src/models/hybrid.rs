@@ -77,14 +77,24 @@ impl Hybrid {
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
-    pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut HybridState<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn pass<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut HybridState<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let hidden = self.hidden(ops, state, ids);
         self.head(ops, &hidden)
     }
 
     /// The hidden state of every token of `ids` behind the final norm, `[tokens, hidden]`: what the head
     /// reads, and what a multi-token-prediction head is fed with.
-    pub fn hidden<O: Ops>(&self, ops: &mut O, state: &mut HybridState<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn hidden<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut HybridState<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, 1.0);
         let rope = Tables::new(ops, ["rope.cos", "rope.sin"], &c.rope, state.position, ids.len());
@@ -96,13 +106,13 @@ impl Hybrid {
     }
 
     /// Logits of normed hidden states.
-    pub fn head<O: Ops>(&self, ops: &mut O, hidden: &O::Tensor) -> O::Tensor {
+    pub fn head<O: Ops + ?Sized>(&self, ops: &mut O, hidden: &O::Tensor) -> O::Tensor {
         let head = Linear { weight: self.weights.lm_head.clone(), bias: None };
         ops.linear(At::MODEL.site("logits"), hidden, &head)
     }
 
     /// Layer `i` alone: `x` is `[tokens, hidden]` and stands at positions `first..`.
-    pub fn layer<O: Ops>(
+    pub fn layer<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,
@@ -116,7 +126,7 @@ impl Hybrid {
 }
 
 /// One layer: a mixer, then a feed-forward.
-pub(super) fn block<O: Ops>(
+pub(super) fn block<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     c: &HybridConfig,
@@ -143,7 +153,7 @@ pub(super) fn block<O: Ops>(
 }
 
 /// The gated delta rule over `h`, `[tokens, hidden]`.
-fn delta_rule<O: Ops>(
+fn delta_rule<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     c: &HybridConfig,
@@ -194,7 +204,7 @@ struct Projected<T> {
 /// qkvz   q₀ k₀ v₀ v₁ z₀ z₁   q₁ k₁ v₂ v₃ z₂ z₃   …      two value heads a key head
 /// ba     b₀ b₁ a₀ a₁         b₂ b₃ a₂ a₃         …
 /// ```
-fn project<O: Ops>(
+fn project<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     c: &HybridConfig,
@@ -230,7 +240,7 @@ fn project<O: Ops>(
 }
 
 /// Softmax attention over `h`, `[tokens, hidden]`, with a gate on its context.
-fn gated_attention<O: Ops>(
+fn gated_attention<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     c: &HybridConfig,
@@ -265,7 +275,13 @@ fn gated_attention<O: Ops>(
 /// ```text
 /// y = Σ_chosen w_e · expert_e(h) + σ(gate · h) · shared(h)
 /// ```
-fn feed_forward<O: Ops>(ops: &mut O, at: At, c: &HybridConfig, w: &FeedForward, h: &O::Tensor) -> O::Tensor {
+fn feed_forward<O: Ops + ?Sized>(
+    ops: &mut O,
+    at: At,
+    c: &HybridConfig,
+    w: &FeedForward,
+    h: &O::Tensor,
+) -> O::Tensor {
     match (w, &c.moe) {
         (FeedForward::Dense(w), _) => mlp(ops, at, ["mlp_gate", "mlp_up", "mlp_act", "mlp_out"], w, h),
         (FeedForward::Sparse { gate, experts, shared_expert, shared_expert_gate }, Some(moe)) => {
@@ -284,7 +300,7 @@ fn feed_forward<O: Ops>(ops: &mut O, at: At, c: &HybridConfig, w: &FeedForward, 
 }
 
 /// `down(silu(gate(h)) · up(h))` at the sites of gate, up, their product, and the result.
-fn mlp<O: Ops>(ops: &mut O, at: At, sites: [&'static str; 4], w: &Mlp, h: &O::Tensor) -> O::Tensor {
+fn mlp<O: Ops + ?Sized>(ops: &mut O, at: At, sites: [&'static str; 4], w: &Mlp, h: &O::Tensor) -> O::Tensor {
     let gate = ops.linear(at.site(sites[0]), h, &w.gate_proj);
     let up = ops.linear(at.site(sites[1]), h, &w.up_proj);
     let act = ops.gated_act(at.site(sites[2]), &gate, &up, Activation::Silu);

@@ -140,6 +140,9 @@ impl Model {
     ///
     /// Where `state` is of another family: [`Model::fresh`] of the same model makes that impossible.
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut ModelState<O::Tensor>, ids: &[u32]) -> O::Tensor {
+        // Behind a pointer the programs are compiled once for each kind of tensor, not for each
+        // interpretation; the call is nothing beside the op.
+        let ops: &mut dyn Ops<Tensor = O::Tensor> = ops;
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),

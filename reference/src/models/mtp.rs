@@ -76,7 +76,7 @@ impl Mtp<'_> {
     ///
     /// `depth` counts predictions on top of the model's hidden states, from 0; a checkpoint with several
     /// layers has one for each depth, and begins anew behind the last.
-    pub fn pass<O: Ops>(
+    pub fn pass<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         state: &mut MtpState<O::Tensor>,
@@ -107,7 +107,7 @@ impl Mtp<'_> {
     }
 
     /// Keeps the first `keep` rows: takes back what was fed with hidden states of the head's own.
-    pub fn truncate<O: Ops>(&self, ops: &mut O, state: &mut MtpState<O::Tensor>, keep: usize) {
+    pub fn truncate<O: Ops + ?Sized>(&self, ops: &mut O, state: &mut MtpState<O::Tensor>, keep: usize) {
         assert!(keep <= state.position, "mtp: rows to keep against rows fed");
         for (i, cache) in state.layers.iter_mut().enumerate() {
             ops.truncate(At::layer(i), "k_cache", &mut cache.k, keep);
