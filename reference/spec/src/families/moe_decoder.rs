@@ -60,8 +60,8 @@ pub(super) fn behind_dense(r: &mut ConfigReader, count: usize) -> Result<Vec<boo
     Ok((0..count).map(|i| i >= dense).collect())
 }
 
-/// qwen3_moe: every `decoder_sparse_step`-th layer, unless `mlp_only_layers` names it.
-fn every_step(r: &mut ConfigReader, count: usize) -> Result<Vec<bool>, ConfigError> {
+/// qwen3_moe, qwen3_next: every `decoder_sparse_step`-th layer, unless `mlp_only_layers` names it.
+pub(super) fn every_step(r: &mut ConfigReader, count: usize) -> Result<Vec<bool>, ConfigError> {
     let step = r.usize_opt("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {
         return Err(r.wrong("decoder_sparse_step", "a positive number"));
