@@ -181,7 +181,7 @@ impl AuditOps<'_> {
             if let Some(Found::Killed { .. } | Found::Same { .. }) = self.found.get(&(n, at)) {
                 continue;
             }
-            let eval = &mut |call: &Call<Tensor>| self.honest.value(call);
+            let eval = &mut |call: &Call<Tensor>| self.honest.value(at, call);
             let Some(wrong) = (mutant.apply)(call, at, &self.history, eval) else {
                 if let Some((why, change)) = blind::hidden(mutant, call, self.tokens) {
                     self.found.entry((n, at)).or_insert(Found::Blind { why, change });
@@ -194,7 +194,7 @@ impl AuditOps<'_> {
             }
             let expected = match &expected {
                 Some(expected) => expected,
-                None => expected.insert(expect(&call.with(&operands), self.contract, Truth::Image)?),
+                None => expected.insert(expect(at, &call.with(&operands), self.contract, Truth::Image)?),
             };
             let tap = format!("{}.{at}", self.pass);
             if wrong.shape() != honest.shape() {
@@ -220,7 +220,7 @@ impl Ops for AuditOps<'_> {
     type Tensor = Tensor;
 
     fn run(&mut self, at: Site, call: Call<'_, Tensor>) -> Tensor {
-        let value = self.honest.value(&call);
+        let value = self.honest.value(at, &call);
         if self.error.is_none()
             && let Err(error) = self.try_all(at, &call, &value)
         {

@@ -10,7 +10,7 @@ pub use formats::{
 };
 
 use serde::{Deserialize, Serialize};
-use spec::{Matrix, NonFinite};
+use spec::{Matrix, NonFinite, Site};
 
 /// The number formats of a subject.
 ///
@@ -41,6 +41,8 @@ pub enum Product {
     W4A16,
     /// Blocks of 8 that share an exponent on both sides; exact sums in a block, f32 over blocks.
     Bfp16,
+    /// f32 operands and sums, added in any order: small products that never leave the host.
+    Host,
     /// Floating-point formats as a contract file declares them.
     Declared(Declared),
 }
@@ -66,6 +68,10 @@ pub struct Declared {
     pub output: Float,
 }
 
+/// Products that the NPU path keeps on the host: a router's scores and a shared expert's gate, a few
+/// outputs each, whose weights are no images.
+pub const HOST_PRODUCTS: &[&str] = &["router_logits", "shared_gate"];
+
 /// Ops that run beside the matrix unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Host {
@@ -87,6 +93,11 @@ impl Contract {
         Some(Contract { name: name.to_string(), linear, host: Host { ulps: 2.0 } })
     }
 
+    /// The arithmetic of the matrix product at a site.
+    pub fn product_at(&self, at: Site) -> Product {
+        if HOST_PRODUCTS.contains(&at.name) { Product::Host } else { self.linear }
+    }
+
     /// The names of the built-in contracts.
     pub const NAMES: &'static [&'static str] = &["f32", "int8", "w4a8", "w4a16", "bfp16"];
 }
@@ -103,7 +114,7 @@ pub fn decoded_image(weight: &Matrix, product: Product) -> Result<Vec<f64>, NonF
     let (out, inner) = (weight.out(), weight.inner());
     let mut values = Vec::with_capacity(out * inner);
     match product {
-        Product::F32 => values.extend(weight.to_values()?.into_iter().map(f64::from)),
+        Product::F32 | Product::Host => values.extend(weight.to_values()?.into_iter().map(f64::from)),
         Product::Int8 => {
             let image = int8_image(weight)?;
             let value = |(n, &code): (usize, &i8)| f64::from(f32::from(code) * image.scales[n / inner]);

@@ -55,7 +55,7 @@ pub fn explain(
 ) -> Option<Explanation> {
     let values: Vec<Tensor> = call.operands().iter().map(|o| o.value.clone()).collect();
     let bare: Vec<Bounded> = values.iter().cloned().map(Bounded::exact).collect();
-    let expected = expect(&call.with(&bare), contract, Truth::Image).ok()?;
+    let expected = expect(at, &call.with(&bare), contract, Truth::Image).ok()?;
     // An element that must be exact still gets the rounding of its own size.
     let spread: Vec<f64> = expected
         .variance
@@ -95,7 +95,7 @@ fn replay(
     history: &History,
 ) -> Option<Tensor> {
     let mut honest = Emulate::new(contract);
-    let value = (mutant.apply)(call, at, history, &mut |call| honest.value(call));
+    let value = (mutant.apply)(call, at, history, &mut |call| honest.value(at, call));
     honest.check().ok().and(value)
 }
 

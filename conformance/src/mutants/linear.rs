@@ -171,6 +171,12 @@ fn wrong_k(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option
 }
 
 fn bias_dropped(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    if let Call::ExpertLinear { x, index, experts } = *call {
+        experts[0].bias.as_ref()?;
+        let bare: Vec<Linear> =
+            experts.iter().map(|e| Linear { weight: e.weight.clone(), bias: None }).collect();
+        return Some(eval(&Call::ExpertLinear { x, index, experts: &bare }));
+    }
     let (x, w) = operands(call)?;
     w.bias.as_ref()?;
     Some(eval(&Call::Linear { x, w: &Linear { weight: w.weight.clone(), bias: None } }))

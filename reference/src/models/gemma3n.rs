@@ -74,7 +74,12 @@ impl Gemma3n {
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
-    pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut Gemma3nState<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn pass<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut Gemma3nState<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let first = ops.embed(at.site("embed"), ids, &w.embed_tokens, c.embed_scale());
         let inputs = self.inputs(ops, ids, &first, state.position);
@@ -114,7 +119,7 @@ impl Gemma3n {
 
     /// What all layers of a pass receive, from the ids and the scaled embedding rows. Ids beyond the
     /// per-layer table read its row 0.
-    pub fn inputs<O: Ops>(
+    pub fn inputs<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         ids: &[u32],
@@ -133,7 +138,7 @@ impl Gemma3n {
 
     /// Layer `i` alone: `x` is `[streams, tokens, hidden]` and stands at positions `first..`; `caches`
     /// holds an entry for every layer up to `i`.
-    pub fn layer<O: Ops>(
+    pub fn layer<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,
@@ -192,7 +197,7 @@ impl Gemma3n {
     }
 
     /// `tanh(W_m · (rms(x) · w_r / hidden))`: N numbers a token.
-    fn modality<O: Ops>(
+    fn modality<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,
@@ -208,7 +213,7 @@ impl Gemma3n {
     }
 
     /// Attention of layer `i` on normed rows, output projection included.
-    fn attention<O: Ops>(
+    fn attention<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,

@@ -60,7 +60,12 @@ impl Gemma4 {
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
-    pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut Gemma4State<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn pass<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut Gemma4State<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, c.embed_scale());
         let inputs = self.inputs(ops, ids, &x, state.position);
@@ -80,7 +85,7 @@ impl Gemma4 {
     }
 
     /// What all layers of a pass receive, from the ids and the scaled embedding rows.
-    pub fn inputs<O: Ops>(
+    pub fn inputs<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         ids: &[u32],
@@ -101,7 +106,7 @@ impl Gemma4 {
 
     /// Layer `i` alone: `x` is `[tokens, hidden]` and stands at positions `first..`; `caches` holds an
     /// entry for every layer up to `i`.
-    pub fn layer<O: Ops>(
+    pub fn layer<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,
@@ -142,7 +147,7 @@ impl Gemma4 {
     /// The dense feed-forward's output and the experts', each normed, added.
     ///
     /// The router has a norm of its own and reads the residual stream, not the experts' normed input.
-    fn experts<O: Ops>(
+    fn experts<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         at: At,
@@ -172,7 +177,7 @@ impl Gemma4 {
     }
 
     /// Attention of layer `i` on normed rows, output projection included.
-    fn attention<O: Ops>(
+    fn attention<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,

@@ -11,6 +11,7 @@ mod hybrid;
 mod lfm2;
 mod moe;
 mod moe_decoder;
+mod mtp;
 mod olmo2;
 mod phi3;
 mod ple;
@@ -25,6 +26,7 @@ pub use gpt_oss::GptOss;
 pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
 pub use lfm2::{Lfm2, Lfm2LayerState, Lfm2State};
 pub use moe_decoder::MoeDecoder;
+pub use mtp::{Mtp, MtpState, Predicted};
 pub use olmo2::Olmo2;
 pub use phi3::Phi3;
 pub use ple::PleInputs;
@@ -51,7 +53,7 @@ pub enum Model {
     GptOss(GptOss),
     /// gemma2, gemma3.
     Gemma(Gemma),
-    /// qwen3_5.
+    /// qwen3_next, qwen3_5, qwen3_5_moe.
     Hybrid(Hybrid),
     /// lfm2.
     Lfm2(Lfm2),
@@ -138,6 +140,9 @@ impl Model {
     ///
     /// Where `state` is of another family: [`Model::fresh`] of the same model makes that impossible.
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut ModelState<O::Tensor>, ids: &[u32]) -> O::Tensor {
+        // Behind a pointer the programs are compiled once for each kind of tensor, not for each
+        // interpretation; the call is nothing beside the op.
+        let ops: &mut dyn Ops<Tensor = O::Tensor> = ops;
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),

@@ -190,7 +190,7 @@ pub enum Config {
     GptOss(gpt_oss::GptOssConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
-    /// Gated delta rule and gated softmax attention: qwen3_5.
+    /// Gated delta rule and gated softmax attention: qwen3_next, qwen3_5, qwen3_5_moe.
     Hybrid(hybrid::HybridConfig),
     /// Gated short convolution and softmax attention: lfm2.
     Lfm2(lfm2::Lfm2Config),
@@ -229,8 +229,10 @@ pub const FAMILIES: &[Family] = &[
     "gemma2",
     "gemma3_text",
     "gemma4_text",
+    "qwen3_next",
     "gemma3n_text",
     "qwen3_5_text",
+    "qwen3_5_moe_text",
     "lfm2",
 ];
 
@@ -259,7 +261,9 @@ impl Config {
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
             "lfm2" => Config::Lfm2(lfm2::Lfm2Config::parse(family, r)?),
-            "qwen3_5_text" => Config::Hybrid(hybrid::HybridConfig::parse(family, r)?),
+            "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text" => {
+                Config::Hybrid(hybrid::HybridConfig::parse(family, r)?)
+            }
             "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, r)?),
             "olmo2" => Config::Olmo2(decoder::DecoderConfig::parse(family, r)?),
             "deepseek_v3" => Config::Deepseek(deepseek::DeepseekConfig::parse(family, r)?),

@@ -60,8 +60,8 @@ pub(super) fn behind_dense(r: &mut ConfigReader, count: usize) -> Result<Vec<boo
     Ok((0..count).map(|i| i >= dense).collect())
 }
 
-/// qwen3_moe: every `decoder_sparse_step`-th layer, unless `mlp_only_layers` names it.
-fn every_step(r: &mut ConfigReader, count: usize) -> Result<Vec<bool>, ConfigError> {
+/// qwen3_moe, qwen3_next: every `decoder_sparse_step`-th layer, unless `mlp_only_layers` names it.
+pub(super) fn every_step(r: &mut ConfigReader, count: usize) -> Result<Vec<bool>, ConfigError> {
     let step = r.usize_opt("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {
         return Err(r.wrong("decoder_sparse_step", "a positive number"));
@@ -94,6 +94,8 @@ pub struct MoeLayer {
 
 /// A dense feed-forward, or a mixture of experts.
 #[derive(Clone, Debug)]
+// One a layer, so the room of the larger kind costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum FeedForward {
     /// One for all tokens.
     Dense(Mlp),
