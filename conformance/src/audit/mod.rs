@@ -13,6 +13,7 @@ use crate::emulate::Emulate;
 use crate::follow::budget;
 use crate::golden_gate::argmax;
 use crate::judge::{Budget, Place, Verdict, judge};
+use crate::mutants::explain::{Explanation, explain};
 use crate::mutants::{History, Mutant, all, equivalent};
 use crate::passes::Pass;
 use crate::record::Record;
@@ -20,7 +21,7 @@ use crate::variance::{Bounded, Truth, expect};
 use reference::{Call, Model, Ops, Tensor};
 use serde::Serialize;
 use spec::{NonFinite, Site};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A mutant at a site that the fixture shows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -35,6 +36,9 @@ pub struct Kill {
     pub verdict_site: String,
     /// The first wrong element, or the one furthest off where only the spread is wrong.
     pub at: Place,
+    /// Whether the diagnosis, which does not know the mutant, ranks it first. Asked once a mutant.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explained: Option<bool>,
 }
 
 /// A mutant at sites where the fixture does not show it.
@@ -96,6 +100,12 @@ pub struct Audit {
 }
 
 impl Audit {
+    /// How many mutants the diagnosis was asked to name, and how many it ranked first.
+    pub fn explained(&self) -> (usize, usize) {
+        let asked: Vec<bool> = self.kills.iter().filter_map(|kill| kill.explained).collect();
+        (asked.len(), asked.iter().filter(|first| **first).count())
+    }
+
     /// Mutants that the fixture shows at no site, though they can be made in it.
     pub fn unseen(&self) -> Vec<&str> {
         let mut unseen: Vec<&str> = self.survivors.iter().map(|s| &*s.mutant).collect();
@@ -123,6 +133,7 @@ pub fn audit(
         tokens: prompt.len(),
         history: History::new(),
         found: BTreeMap::new(),
+        asked: BTreeSet::new(),
         error: None,
     };
     let mut state = model.fresh::<Tensor>();
@@ -156,7 +167,7 @@ fn plan(model: &Model, prompt: &[u32], steps: usize) -> Result<(Vec<Pass>, Budge
 
 /// What became of a mutant at a site.
 enum Found {
-    Killed { tap: String, at: Place },
+    Killed { tap: String, at: Place, explained: Option<bool> },
     Blind { why: String, change: String },
     Same { reason: &'static str },
 }
@@ -169,6 +180,8 @@ struct AuditOps<'a> {
     tokens: usize,
     history: History,
     found: BTreeMap<(usize, Site), Found>,
+    /// Mutants whose diagnosis has been asked for.
+    asked: BTreeSet<usize>,
     error: Option<NonFinite>,
 }
 
@@ -198,14 +211,20 @@ impl AuditOps<'_> {
             };
             let tap = format!("{}.{at}", self.pass);
             if wrong.shape() != honest.shape() {
-                self.found.insert((n, at), Found::Killed { tap, at: Place { row: 0, col: 0 } });
+                self.found
+                    .insert((n, at), Found::Killed { tap, at: Place { row: 0, col: 0 }, explained: None });
                 continue;
             }
             let values: Vec<f32> = wrong.iter().copied().collect();
             let result = judge(&tap, wrong.shape(), &values, expected, &self.budget);
             let found = if result.verdict == Verdict::Failed || result.less_precise() {
-                let at = result.first_wrong.map_or(result.worst, |m| Place { row: m.row, col: m.col });
-                Found::Killed { tap, at }
+                let place = result.first_wrong.map_or(result.worst, |m| Place { row: m.row, col: m.col });
+                let ask = self.asked.insert(n);
+                let bounded = call.with(&operands);
+                let named = |e: Explanation| e.names(&mutant.name());
+                let answer =
+                    || explain(at, &bounded, &wrong, self.contract, &self.history).is_some_and(named);
+                Found::Killed { tap, at: place, explained: ask.then(answer) }
             } else {
                 let (why, change) = blind::unseen(mutant, call, self.tokens, wrong == *honest, &result);
                 Found::Blind { why, change }
@@ -239,9 +258,9 @@ fn collect(package: &str, found: BTreeMap<(usize, Site), Found>) -> Audit {
         seen[n] = true;
         let (package, mutant, site) = (package.to_string(), mutants[n].name(), site.to_string());
         match found {
-            Found::Killed { tap, at } => {
+            Found::Killed { tap, at, explained } => {
                 audit.killed += 1;
-                audit.kills.push(Kill { package, mutant, site, verdict_site: tap, at });
+                audit.kills.push(Kill { package, mutant, site, verdict_site: tap, at, explained });
             }
             Found::Blind { why, change } => {
                 let same = |s: &&mut Survivor| s.mutant == mutant && s.why == why && s.change == change;

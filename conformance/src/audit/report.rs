@@ -15,10 +15,18 @@ struct Report<'a> {
     equivalent: usize,
     /// Mutants that can be made and that no package shows.
     unseen: Vec<&'a str>,
+    /// How often the diagnosis was asked to name a mutant, and how often it ranked the right one first.
+    explained: Explained,
     kills: Vec<&'a super::Kill>,
     survivors: Vec<&'a super::Survivor>,
     equivalents: Vec<&'a super::Same>,
     packages: Vec<Package<'a>>,
+}
+
+#[derive(Serialize)]
+struct Explained {
+    asked: usize,
+    first: usize,
 }
 
 #[derive(Serialize)]
@@ -50,6 +58,10 @@ pub fn json(audits: &[Audit]) -> String {
         killed: audits.iter().map(|a| a.killed).sum(),
         equivalent: audits.iter().map(|a| a.equivalent).sum(),
         unseen,
+        explained: Explained {
+            asked: audits.iter().map(|a| a.explained().0).sum(),
+            first: audits.iter().map(|a| a.explained().1).sum(),
+        },
         kills: audits.iter().flat_map(|a| &a.kills).collect(),
         survivors: audits.iter().flat_map(|a| &a.survivors).collect(),
         equivalents: audits.iter().flat_map(|a| &a.equivalents).collect(),
@@ -82,8 +94,13 @@ pub fn text(audits: &[Audit]) -> String {
         let survived = audit.mutants - audit.killed - audit.equivalent;
         let _ = writeln!(
             out,
-            "{}: {} of {} mutants at sites shown, {} equivalent, {survived} survive",
-            audit.package, audit.killed, audit.mutants, audit.equivalent
+            "{}: {} of {} mutants at sites shown, {} equivalent, {survived} survive; {} of {} named first",
+            audit.package,
+            audit.killed,
+            audit.mutants,
+            audit.equivalent,
+            audit.explained().1,
+            audit.explained().0
         );
         let unseen = audit.unseen();
         for survivor in &audit.survivors {

@@ -416,12 +416,20 @@ fn side_by_side(run: &Run, _: usize) -> Option<Run> {
         .then(|| Run::one(run.start * run.groups, run.width * run.groups))
 }
 
-fn flat_parts(call: &Call<Tensor>, at: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
-    (!["q_split", "attn_gate"].contains(&at.name)).then(|| with_runs(call, eval, side_by_side))?
+fn flat_parts(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    with_runs(call, eval, side_by_side)
 }
 
 fn flat_gate(call: &Call<Tensor>, at: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
-    ["q_split", "attn_gate"].contains(&at.name).then(|| with_runs(call, eval, side_by_side))?
+    let Call::Slice { x, width, start, end } = *call else { return None };
+    let row = x.len() / x.shape()[0].max(1);
+    let groups = row / width;
+    if !["q_split", "attn_gate"].contains(&at.name) || groups < 2 {
+        return None;
+    }
+    let honest = eval(call);
+    let flat_part = eval(&Call::Slice { x, width: row, start: start * groups, end: end * groups });
+    shaped(&honest, flat(&flat_part))
 }
 
 fn next_columns(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {

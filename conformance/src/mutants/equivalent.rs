@@ -18,6 +18,9 @@ pub fn equivalent(mutant: &Mutant, call: &Call<Tensor>) -> Option<&'static str> 
         {
             Some("every expert is chosen, so the probabilities add up to 1 already")
         }
+        ("q-round-trunc", "association", Call::Linear { .. }) => {
+            Some("both orders round two products of the same size: the contract declares no finer difference")
+        }
         _ => None,
     }
 }
@@ -54,6 +57,27 @@ mod tests {
         let (reason, pairs) = weights(Scoring::Softmax { norm_topk_prob: false }, 2);
         assert!(reason.is_none());
         assert!(pairs.iter().any(|(a, b)| (a - b).abs() > 1e-3), "{pairs:?}");
+    }
+
+    // C = 16257, sA = 1/3, sW = 0.01: either order is within one unit in the last place of the exact product.
+    #[test]
+    fn both_associations_are_as_near() {
+        let w = spec::families::Linear {
+            weight: spec::Matrix::from_values("w", 1, 2, vec![1.27, 0.64]),
+            bias: None,
+        };
+        let x = array![[127.0f32 / 3.0, 2.0 / 3.0]].into_dyn().into_shared();
+        let call = Call::Linear { x: &x, w: &w };
+        let mutant = all().find(|m| m.name() == "q-round-trunc:association").unwrap();
+        assert!(equivalent(mutant, &call).is_some());
+        let contract = crate::contract::Contract::named("int8").unwrap();
+        let mut honest = crate::emulate::Emulate::new(&contract);
+        let at = Site::layer(0, "q_proj");
+        let wrong = (mutant.apply)(&call, at, &History::new(), &mut |call| honest.value(at, call)).unwrap();
+        let exact = 16257.0 * f64::from(127.0f32 / 3.0 / 127.0) * f64::from(1.27f32 / 127.0);
+        for y in [honest.value(at, &call)[[0, 0]], wrong[[0, 0]]] {
+            assert!((f64::from(y) - exact).abs() <= crate::variance::ulp(exact), "{y} against {exact}");
+        }
     }
 
     #[test]

@@ -255,4 +255,57 @@ mod tests {
         sum.add(1.0, 1.0);
         assert_eq!(sum.variance, on_grid(2.0, 1.0));
     }
+
+    /// Rms and mean of z of honest products under a contract, on rows whose values span twenty powers of two.
+    fn spread_of(product: Product) -> (f64, f64, usize) {
+        let (tokens, inner, out) = (48, 320, 2500);
+        let mut random = fixtures::random::SplitMix64::new(11);
+        let mut x = Vec::with_capacity(tokens * inner);
+        for n in 0..tokens * inner {
+            let size = if n % 3 == 0 { libm::exp2(20.0 * random.uniform() - 10.0) } else { 1.0 };
+            x.push((random.normal() * size) as f32);
+        }
+        let w: Vec<f32> = (0..out * inner).map(|_| random.normal() as f32).collect();
+        let x = reference::Tensor::from_shape_vec(ndarray::IxDyn(&[tokens, inner]), x).unwrap();
+        let w = Linear { weight: spec::Matrix::from_values("w", out, inner, w), bias: None };
+        let honest = crate::emulate::product(&x, &w, product).unwrap();
+        let bounded = crate::variance::Bounded::exact(x);
+        let expected =
+            super::super::linear::expect(&bounded, &w, product, crate::variance::Truth::Image).unwrap();
+        let (mut count, mut sum, mut squares) = (0, 0.0, 0.0);
+        for ((&y, &r), (&v, &b)) in
+            honest.iter().zip(&expected.r).zip(expected.variance.iter().zip(&expected.bound))
+        {
+            let difference = f64::from(y) - r;
+            assert!(difference.abs() <= 1.000_001 * b, "{product:?}: {y} against {r} within {b}");
+            if v > 0.0 {
+                (count, sum, squares) =
+                    (count + 1, sum + difference / v.sqrt(), squares + difference * difference / v);
+            }
+        }
+        ((squares / count as f64).sqrt(), sum / count as f64, count)
+    }
+
+    #[test]
+    fn honest_products_spread_as_declared() {
+        let declared = |accumulator, rounding, tile| {
+            let (input, weight, output) = (Float::Bf16, Float::Bf16, Float::Bf16);
+            Product::Declared(Declared { input, weight, accumulator, tile, rounding, output })
+        };
+        let all = [
+            Product::W4A8,
+            Product::W4A16,
+            Product::Bfp16,
+            declared(Float::F32, Rounding::NearestEven, 64),
+            declared(Float::Bf16, Rounding::NearestEven, 64),
+            declared(Float::Bf16, Rounding::Floor, 64),
+        ];
+        for product in all {
+            let (rms, mean, count) = spread_of(product);
+            println!("{product:?}: rms z {rms:.4}, mean z {mean:.4} over {count}");
+            assert!(count >= 100_000, "{product:?}: {count}");
+            assert!((0.95..=1.1).contains(&rms), "{product:?}: rms z {rms}");
+            assert!(mean.abs() <= 0.05, "{product:?}: mean z {mean}");
+        }
+    }
 }
