@@ -36,6 +36,7 @@ fn shape(call: &Call<Tensor>) -> [usize; 2] {
     match call {
         Call::Embed { ids, table, .. } => [ids.len(), table.inner()],
         Call::Linear { x, w } => [x.shape()[0], w.weight.out()],
+        Call::PathScores { candidates, .. } => [candidates.shape()[0], candidates.shape()[1]],
         other => unreachable!("{} reads no matrix", other.op()),
     }
 }

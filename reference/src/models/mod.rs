@@ -2,11 +2,15 @@
 
 mod attention;
 mod decoder;
+mod draft;
 mod gemma;
+mod tapped;
 
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
+pub use draft::{Borrowed, Context, Draft, DraftOutput, DraftState, DraftTables};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
+pub use tapped::{LastTap, Tapped};
 
 use crate::ops::Ops;
 use spec::{Config, Weights};

@@ -6,26 +6,37 @@
 
 mod append;
 mod attention;
+mod block_conv;
 mod embed;
 mod gated_act;
+mod join;
 mod linear;
 mod residual;
 mod rms_norm;
 mod rope;
+mod scale;
+mod selector;
 mod softcap;
+mod stack;
 
 pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
+pub use block_conv::{Side, block_conv};
 pub use embed::embed;
 pub use gated_act::{activate, gated_act};
+pub use join::join;
 pub use linear::linear;
 pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
+pub use scale::scale;
+pub use selector::{candidates, path_scores, pick, step_scores};
 pub use softcap::softcap;
+pub use stack::{stack, tail};
 
 use crate::State;
 use ndarray::{ArcArray, ArrayD, IxDyn};
+use spec::families::draft::{DraftConv, Selector};
 use spec::families::{Activation, Linear};
 use spec::site::At;
 use spec::{Matrix, NonFinite, Rope, Site, Vector};
@@ -80,8 +91,24 @@ pub enum Call<'a, T> {
     GatedAct { gate: &'a T, up: &'a T, activation: Activation },
     /// See [`Ops::residual`].
     Residual { x: &'a T, branch: &'a T, multiplier: f32 },
+    /// See [`Ops::join`].
+    Join { parts: Vec<&'a T> },
+    /// See [`Ops::scale`].
+    Scale { x: &'a T, factor: f64 },
     /// See [`Ops::softcap`].
     Softcap { x: &'a T, cap: f64 },
+    /// See [`Ops::stack`].
+    Stack { above: &'a T, below: &'a T },
+    /// See [`Ops::tail`].
+    Tail { x: &'a T, keep: usize },
+    /// See [`Ops::block_conv`].
+    BlockConv { x: &'a T, dynamic: &'a T, conv: &'a DraftConv, side: Side },
+    /// See [`Ops::candidates`].
+    Candidates { logits: &'a T, k: usize },
+    /// See [`Ops::path_scores`].
+    PathScores { logits: &'a T, candidates: &'a T, hidden: &'a T, selector: &'a Selector, anchor: u32 },
+    /// See [`Ops::pick`].
+    Pick { scores: &'a T, candidates: Option<&'a T> },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -100,7 +127,15 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => "attn_ctx",
             Call::GatedAct { .. } => "gated_act",
             Call::Residual { .. } => "residual",
+            Call::Join { .. } => "join",
+            Call::Scale { .. } => "scale",
             Call::Softcap { .. } => "softcap",
+            Call::Stack { .. } => "stack",
+            Call::Tail { .. } => "tail",
+            Call::BlockConv { .. } => "block_conv",
+            Call::Candidates { .. } => "candidates",
+            Call::PathScores { .. } => "path_scores",
+            Call::Pick { .. } => "pick",
         }
     }
 
@@ -117,7 +152,15 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { probs, v } => vec![probs, v],
             Call::GatedAct { gate, up, .. } => vec![gate, up],
             Call::Residual { x, branch, .. } => vec![x, branch],
+            Call::Join { parts } => parts.clone(),
+            Call::Scale { x, .. } => vec![x],
             Call::Softcap { x, .. } => vec![x],
+            Call::Stack { above, below } => vec![above, below],
+            Call::Tail { x, .. } => vec![x],
+            Call::BlockConv { x, dynamic, .. } => vec![x, dynamic],
+            Call::Candidates { logits, .. } => vec![logits],
+            Call::PathScores { logits, candidates, hidden, .. } => vec![logits, candidates, hidden],
+            Call::Pick { scores, candidates } => [*scores].into_iter().chain(*candidates).collect(),
         }
     }
 
@@ -141,7 +184,19 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => Call::AttnCtx { probs: o(0), v: o(1) },
             Call::GatedAct { activation, .. } => Call::GatedAct { gate: o(0), up: o(1), activation },
             Call::Residual { multiplier, .. } => Call::Residual { x: o(0), branch: o(1), multiplier },
+            Call::Join { .. } => Call::Join { parts: operands.iter().collect() },
+            Call::Scale { factor, .. } => Call::Scale { x: o(0), factor },
             Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
+            Call::Stack { .. } => Call::Stack { above: o(0), below: o(1) },
+            Call::Tail { keep, .. } => Call::Tail { x: o(0), keep },
+            Call::BlockConv { conv, side, .. } => Call::BlockConv { x: o(0), dynamic: o(1), conv, side },
+            Call::Candidates { k, .. } => Call::Candidates { logits: o(0), k },
+            Call::PathScores { selector, anchor, .. } => {
+                Call::PathScores { logits: o(0), candidates: o(1), hidden: o(2), selector, anchor }
+            }
+            Call::Pick { candidates, .. } => {
+                Call::Pick { scores: o(0), candidates: candidates.map(|_| o(1)) }
+            }
         }
     }
 }
@@ -165,7 +220,17 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::AttnCtx { probs, v } => attn_ctx(probs, v).into_dyn(),
         Call::GatedAct { gate, up, activation } => gated_act(gate, up, *activation),
         Call::Residual { x, branch, multiplier } => residual(x, branch, *multiplier),
+        Call::Join { parts } => join(parts).into_dyn(),
+        Call::Scale { x, factor } => scale(x, *factor),
         Call::Softcap { x, cap } => softcap(x, *cap),
+        Call::Stack { above, below } => stack(above, below).into_dyn(),
+        Call::Tail { x, keep } => tail(x, *keep),
+        Call::BlockConv { x, dynamic, conv, side } => block_conv(x, dynamic, conv, *side).into_dyn(),
+        Call::Candidates { logits, k } => candidates(logits, *k).into_dyn(),
+        Call::PathScores { logits, candidates, hidden, selector, anchor } => {
+            path_scores(logits, candidates, hidden, selector, *anchor)?.into_dyn()
+        }
+        Call::Pick { scores, candidates } => pick(scores, *candidates).into_dyn(),
     })
 }
 
@@ -298,5 +363,63 @@ pub trait Ops {
     /// `y = cap · tanh(x / cap)`, element by element: logits bent into (-cap, cap).
     fn softcap(&mut self, at: Site, x: &Self::Tensor, cap: f64) -> Self::Tensor {
         self.run(at, Call::Softcap { x, cap })
+    }
+
+    /// `y[t, ·] = parts[0][t, ·] | parts[1][t, ·] | …`: rows joined into longer ones; `[tokens, Σ columns]`.
+    fn join(&mut self, at: Site, parts: &[&Self::Tensor]) -> Self::Tensor {
+        self.run(at, Call::Join { parts: parts.to_vec() })
+    }
+
+    /// `y = x · factor`, element by element.
+    fn scale(&mut self, at: Site, x: &Self::Tensor, factor: f64) -> Self::Tensor {
+        self.run(at, Call::Scale { x, factor })
+    }
+
+    /// The rows of `above`, then those of `below`; `[tokens, columns]`.
+    fn stack(&mut self, at: Site, above: &Self::Tensor, below: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Stack { above, below })
+    }
+
+    /// The last `keep` rows of `x`.
+    fn tail(&mut self, at: Site, x: &Self::Tensor, keep: usize) -> Self::Tensor {
+        self.run(at, Call::Tail { x, keep })
+    }
+
+    /// `y[t, c] = Σ_o (base[side, o, c] + dynamic[t, side, o, c / g]) · x[t - o, c]`, `x` being 0 above the
+    /// block; `[rows, hidden]`.
+    fn block_conv(
+        &mut self,
+        at: Site,
+        x: &Self::Tensor,
+        dynamic: &Self::Tensor,
+        conv: &DraftConv,
+        side: Side,
+    ) -> Self::Tensor {
+        self.run(at, Call::BlockConv { x, dynamic, conv, side })
+    }
+
+    /// The ids of the `k` largest logits of every row, largest first; `[tokens, k]`.
+    fn candidates(&mut self, at: Site, logits: &Self::Tensor, k: usize) -> Self::Tensor {
+        self.run(at, Call::Candidates { logits, k })
+    }
+
+    /// `z_j[c] + Σ_r A[d_{j-1}, r] · g_j[r] · S[c, r]` of every candidate along the greedy walk from
+    /// `anchor`; `[tokens, k]`.
+    fn path_scores(
+        &mut self,
+        at: Site,
+        logits: &Self::Tensor,
+        candidates: &Self::Tensor,
+        hidden: &Self::Tensor,
+        selector: &Selector,
+        anchor: u32,
+    ) -> Self::Tensor {
+        self.run(at, Call::PathScores { logits, candidates, hidden, selector, anchor })
+    }
+
+    /// The id with the largest score of every row, the lowest of equal ones; `[tokens]`. Columns are ids,
+    /// or those that `candidates` gives.
+    fn pick(&mut self, at: Site, scores: &Self::Tensor, candidates: Option<&Self::Tensor>) -> Self::Tensor {
+        self.run(at, Call::Pick { scores, candidates })
     }
 }

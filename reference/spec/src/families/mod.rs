@@ -3,6 +3,7 @@
 //! Families that differ in a flag share a module; see ARCHITECTURE.md for how to add one.
 
 pub mod decoder;
+pub mod draft;
 pub mod gemma;
 pub mod layered;
 pub mod wrapped;
