@@ -97,7 +97,7 @@ pub fn compare(model: &Model, dump: &Dump) -> Result<GoldenGate, GateError> {
         let values = dump.f32(&info.name)?.expect("a tap that the dump lists");
         let golden = Tensor::from_shape_vec(values.shape, values.to_vec()).expect("a validated shape");
         let (golden, reference) = align(&info.name, golden, reference, &taps)?;
-        let noise = dump.noise(&info.name).map_or(0.0, |n| f64::from(n.f64_diff.max(n.f32_diff)));
+        let noise = dump.noise(&info.name).map_or(0.0, |n| n.f64_diff.max(n.f32_diff));
         gate.sites.push(ratio(&info.name, &golden, &reference, noise));
         if info.name.ends_with(".logits") {
             let (equal, all, kl) = logits(&golden, &reference);

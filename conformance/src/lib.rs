@@ -2,6 +2,16 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cli;
+pub mod contract;
+pub mod emulate;
+pub mod follow;
 pub mod golden_gate;
+pub mod judge;
+pub mod mutants;
 pub mod passes;
 pub mod record;
+pub mod report;
+pub mod subject;
+pub mod variance;
+pub mod verify;

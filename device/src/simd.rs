@@ -162,6 +162,32 @@ pub(crate) fn run(
     }
 }
 
+/// The wrapping sum of all words of `lines`: nothing but a walk over the memory.
+pub(crate) fn probe(lines: &[[u64; 8]]) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if Kernel::Avx512.is_supported() {
+        // SAFETY: just checked.
+        return unsafe { avx512::probe(lines) };
+    }
+    // Four quarters are walked side by side: a core fetches more lines from several streams.
+    let (quarters, rest) = lines.split_at(lines.len() / 4 * 4);
+    let mut sums = [[0u64; 8]; 4];
+    let add = |sum: &mut [u64; 8], line: &[u64; 8]| {
+        for i in 0..8 {
+            sum[i] = sum[i].wrapping_add(line[i]);
+        }
+    };
+    let (front, back) = quarters.split_at(quarters.len() / 2);
+    let ((a, b), (c, d)) = (front.split_at(front.len() / 2), back.split_at(back.len() / 2));
+    for (((a, b), c), d) in a.iter().zip(b).zip(c).zip(d) {
+        for (sum, line) in sums.iter_mut().zip([a, b, c, d]) {
+            add(sum, line);
+        }
+    }
+    rest.iter().for_each(|line| add(&mut sums[0], line));
+    sums.as_flattened().iter().fold(0, |total, &sum| total.wrapping_add(sum))
+}
+
 /// The R values from `at` on: one block of R rows that stand together.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]

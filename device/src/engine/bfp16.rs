@@ -6,7 +6,7 @@ use super::launch::{Activations, LaunchError};
 use crate::pack::{BLOCK, Bfp16Image, TILE, to_block};
 use crate::round::bf16;
 
-/// Fills `codes` with mantissas (rows padded to 8 with zeros), `exponent` and `sum`, in blocks of 8.
+/// Fills `codes` with mantissas (rows padded to 8 with zeros), `exponent` and `bias`, in blocks of 8.
 ///
 /// An activation is rounded to bf16, then its block to eight mantissas with a shared exponent by the rule of
 /// the weights:
@@ -42,7 +42,7 @@ pub(crate) fn prepare(
             let at = into.place(r, b);
             into.codes[at * BLOCK..][..BLOCK].copy_from_slice(&mantissas);
             into.exponent[at] = f32::from(exponent);
-            into.sum[at] = mantissas.iter().map(|&m| i32::from(m)).sum();
+            into.bias[at] = -128 * mantissas.iter().map(|&m| i32::from(m)).sum::<i32>();
         }
     }
     Ok(())

@@ -63,9 +63,9 @@ pub(crate) struct Activations {
     pub values: Vec<f32>,
     /// Per block.
     pub scale: Vec<f32>,
-    /// Per block: sum of the codes.
-    pub sum: Vec<i32>,
-    /// Per block: the sum in f32, exactly.
+    /// Per block: -128 times the sum of the codes, what a bias of the other side by 128 adds, taken off.
+    pub bias: Vec<i32>,
+    /// Per block: the sum of the codes in f32, exactly.
     pub total: Vec<f32>,
     /// Per block: biased exponent, exactly.
     pub exponent: Vec<f32>,
@@ -82,8 +82,8 @@ impl Activations {
             field.clear();
             field.resize(rows * blocks, 0.0);
         }
-        self.sum.clear();
-        self.sum.resize(rows * blocks, 0);
+        self.bias.clear();
+        self.bias.resize(rows * blocks, 0);
     }
 
     /// Which block of the image above is block `b` of row `r`.

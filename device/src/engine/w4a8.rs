@@ -6,7 +6,7 @@ use super::int8::quantise;
 use super::launch::{Activations, LaunchError};
 use crate::pack::{GROUP, Q4Image, TILE};
 
-/// Fills `codes` (rows padded to 32 with zeros), `scale`, `sum` and `total`, in blocks of 32.
+/// Fills `codes` (rows padded to 32 with zeros), `scale`, `bias` and `total`, in blocks of 32.
 #[inline(always)]
 pub(crate) fn prepare(
     inner: usize,
@@ -28,7 +28,7 @@ pub(crate) fn prepare(
                 value: values[place],
             })?;
             into.scale[at] = scale;
-            into.sum[at] = sum;
+            into.bias[at] = -128 * sum;
             into.total[at] = sum as f32;
         }
     }

@@ -5,17 +5,18 @@
 //! x ← x + down(act(gate) · up) of norm₂(x)
 //! ```
 
-use super::{Program, Shape};
+use super::{Program, Shape, blocks};
 use crate::DeviceError;
-use crate::host::act::{add, gate_times_up};
-use crate::host::attention::{Attention, KvCache};
+use crate::host::act::add;
+use crate::host::attention::Attention;
+use crate::host::cache::KvCache;
 use crate::host::norm::rms_norm;
 use crate::host::rope::RopeTable;
-use crate::launcher::{Part, Source};
+use crate::launcher::Source;
 use crate::pass::Pass;
 use crate::resident::{Group, Key, Role};
+use spec::Matrix;
 use spec::families::decoder::{DecoderConfig, DecoderWeights};
-use spec::{Matrix, Site};
 
 /// Config, weights and request state of a decoder.
 pub(crate) struct Decoder {
@@ -27,7 +28,7 @@ pub(crate) struct Decoder {
 
 impl Decoder {
     pub fn new(c: &DecoderConfig, w: &DecoderWeights) -> Result<Self, DeviceError> {
-        super::check_heads(c.num_attention_heads, c.num_key_value_heads, &c.rope)?;
+        blocks::check_heads(c.num_attention_heads, c.num_key_value_heads, &c.rope)?;
         let cache = KvCache::new(c.num_key_value_heads, c.head_dim, c.head_dim);
         Ok(Self {
             c: c.clone(),
@@ -77,11 +78,7 @@ impl Decoder {
         let (c, w) = (&self.c, &self.w.layers[i]);
         let mut h = rms_norm(x, &w.post_attention_layernorm, c.rms_norm_eps);
         pass.value("mlp_norm", &[c.hidden_size], &mut h);
-        let fused = pass.fused(Role::GateUp, &h)?;
-        let mut act = gate_times_up(&fused, c.intermediate_size, c.activation);
-        pass.value("mlp_act", &[c.intermediate_size], &mut act);
-        let [out] = pass.parts(Role::Down, &act)?;
-        Ok(out)
+        blocks::feed_forward(&h, c.intermediate_size, c.activation, pass)
     }
 }
 
@@ -97,22 +94,12 @@ impl Program for Decoder {
     }
 
     fn sources(&self) -> Vec<(Key, Source)> {
-        let mut sources = vec![super::head(&self.w.lm_head, self.changes_logits())];
+        let mut sources = vec![blocks::head(&self.w.lm_head, self.changes_logits())];
         for (i, w) in self.w.layers.iter().enumerate() {
-            let part = |name, linear| Part::new(Site::layer(i, name), linear);
-            let mut add = |role, group, parts| sources.push((Key::layer(i, role), Source::new(group, parts)));
-            add(
-                Role::Qkv,
-                Group::Attention,
-                vec![part("q_proj", &w.q_proj), part("k_proj", &w.k_proj), part("v_proj", &w.v_proj)],
-            );
-            add(Role::AttentionOut, Group::Attention, vec![part("attn_out", &w.o_proj)]);
-            add(
-                Role::GateUp,
-                Group::FeedForward,
-                vec![part("mlp_gate", &w.gate_proj), part("mlp_up", &w.up_proj)],
-            );
-            add(Role::Down, Group::FeedForward, vec![part("mlp_out", &w.down_proj)]);
+            let qkv = [("q_proj", &w.q_proj), ("k_proj", &w.k_proj), ("v_proj", &w.v_proj)];
+            sources.push(blocks::image(i, Role::Qkv, Group::Attention, &qkv));
+            sources.push(blocks::image(i, Role::AttentionOut, Group::Attention, &[("attn_out", &w.o_proj)]));
+            sources.extend(blocks::feed_forward_images(i, &w.gate_proj, &w.up_proj, &w.down_proj));
         }
         sources
     }
@@ -132,7 +119,7 @@ impl Program for Decoder {
     }
 
     fn state_taps(&self, i: usize, pass: &mut Pass) {
-        super::cache_taps(&self.caches[i], pass);
+        blocks::cache_taps(&self.caches[i], pass);
     }
 
     fn final_norm(&self, x: &[f32]) -> Vec<f32> {

@@ -1,13 +1,16 @@
 //! Model programs: the host side of a pass, one file a program.
 
+mod blocks;
 mod decoder;
+mod gemma;
+mod gemma4;
+mod ple;
 
 use crate::DeviceError;
-use crate::host::attention::KvCache;
-use crate::launcher::{Part, Source};
+use crate::launcher::Source;
 use crate::pass::Pass;
-use crate::resident::{Group, Key, Role};
-use spec::{Config, Matrix, Rope, Site, Weights};
+use crate::resident::Key;
+use spec::{Config, Matrix, Weights};
 
 /// A model as the device runs it: a row of the residual stream goes in, a row for the head comes out.
 ///
@@ -88,39 +91,9 @@ pub(crate) struct Shape {
 /// The program of a model.
 pub(crate) fn program(config: &Config, weights: &Weights) -> Result<Box<dyn Program>, DeviceError> {
     match (config, weights) {
-        (Config::Decoder(config), Weights::Decoder(weights)) => {
-            Ok(Box::new(decoder::Decoder::new(config, weights)?))
-        }
-        (config, _) => Err(DeviceError::Model { reason: format!("family {}", config.family()) }),
+        (Config::Decoder(c), Weights::Decoder(w)) => Ok(Box::new(decoder::Decoder::new(c, w)?)),
+        (Config::Gemma(c), Weights::Gemma(w)) => Ok(Box::new(gemma::Gemma::new(c, w)?)),
+        (Config::Gemma4(c), Weights::Gemma4(w)) => Ok(Box::new(gemma4::Gemma4::new(c, w)?)),
+        _ => Err(DeviceError::Model { reason: format!("model_type {}", config.family()) }),
     }
-}
-
-/// The head as an image. Its product is the site `logits`, or `lm_head` where something follows.
-fn head(weights: &Matrix, changed: bool) -> (Key, Source) {
-    let site = Site::model(if changed { "lm_head" } else { "logits" });
-    let part = Part { site, matrix: weights.clone(), bias: None };
-    (Key::outside(Role::Head), Source::new(Group::Outside, vec![part]))
-}
-
-/// Hands out a layer's keys and values, where wanted.
-fn cache_taps(cache: &KvCache, pass: &mut Pass) {
-    if pass.taps.wants("k_cache") {
-        pass.taps.rows("k_cache", &[cache.heads(), cache.key_dim()], &cache.keys());
-    }
-    if pass.taps.wants("v_cache") {
-        pass.taps.rows("v_cache", &[cache.heads(), cache.value_dim()], &cache.values());
-    }
-}
-
-/// Refuses heads that no group of queries divides evenly, and rotations wider than a head.
-fn check_heads(heads: usize, kv_heads: usize, rope: &Rope) -> Result<(), DeviceError> {
-    let refuse = |reason| Err(DeviceError::Model { reason });
-    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
-        return refuse(format!("{kv_heads} key heads do not divide {heads} query heads"));
-    }
-    if rope.rotary_dim > rope.head_dim || !rope.rotary_dim.is_multiple_of(2) {
-        let Rope { rotary_dim, head_dim, .. } = rope;
-        return refuse(format!("a rotation of {rotary_dim} values in a head of {head_dim}"));
-    }
-    Ok(())
 }

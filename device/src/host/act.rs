@@ -27,6 +27,15 @@ pub fn gate_times_up(fused: &[f32], inner: usize, activation: Activation) -> Vec
     y
 }
 
+/// `x[i] ← act(x[i]) · by[i]`
+pub fn gate(x: &mut [f32], by: &[f32], activation: Activation) {
+    debug_assert_eq!(x.len(), by.len(), "gate: lengths");
+    match activation {
+        Activation::Silu => x.iter_mut().zip(by).for_each(|(x, by)| *x = silu(*x) * by),
+        Activation::GeluTanh => x.iter_mut().zip(by).for_each(|(x, by)| *x = gelu_tanh(*x) * by),
+    }
+}
+
 /// `x[i] += branch[i]`
 pub fn add(x: &mut [f32], branch: &[f32]) {
     debug_assert_eq!(x.len(), branch.len(), "add: lengths");

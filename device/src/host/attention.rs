@@ -1,100 +1,11 @@
 //! Attention over cached keys and values, with a softmax that never holds a row of scores.
 
-use super::dot;
+use super::cache::{Head, KEYS, KvCache};
 use super::math::{exp, softcap};
+use super::wide::{kernel, wide};
+use super::{LANES, fold};
+use crate::simd::Kernel;
 use rayon::prelude::*;
-
-/// Keys and values of one layer, a list for each head so that a head's keys lie behind each other.
-///
-/// All positions are kept, also those that a sliding window has left, so that taking back rows is
-/// cutting the lists.
-#[derive(Clone, Debug)]
-pub struct KvCache {
-    key_dim: usize,
-    value_dim: usize,
-    keys: Vec<Vec<f32>>,
-    values: Vec<Vec<f32>>,
-}
-
-impl KvCache {
-    /// An empty cache of `heads` key heads.
-    pub fn new(heads: usize, key_dim: usize, value_dim: usize) -> Self {
-        let lists = vec![Vec::new(); heads];
-        Self { key_dim, value_dim, keys: lists.clone(), values: lists }
-    }
-
-    /// Number of positions held.
-    pub fn len(&self) -> usize {
-        self.keys.first().map_or(0, |keys| keys.len() / self.key_dim)
-    }
-
-    /// Whether no position is held.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Number of key heads.
-    pub fn heads(&self) -> usize {
-        self.keys.len()
-    }
-
-    /// Width of a key.
-    pub fn key_dim(&self) -> usize {
-        self.key_dim
-    }
-
-    /// Width of a value.
-    pub fn value_dim(&self) -> usize {
-        self.value_dim
-    }
-
-    /// Reserves memory for `positions` in all.
-    pub fn reserve(&mut self, positions: usize) {
-        let more = positions.saturating_sub(self.len());
-        self.keys.iter_mut().for_each(|list| list.reserve(more * self.key_dim));
-        self.values.iter_mut().for_each(|list| list.reserve(more * self.value_dim));
-    }
-
-    /// Appends rows: `keys` `[rows, heads, key_dim]`, `values` `[rows, heads, value_dim]`.
-    pub fn append(&mut self, keys: &[f32], values: &[f32]) {
-        append(&mut self.keys, keys, self.key_dim);
-        append(&mut self.values, values, self.value_dim);
-    }
-
-    /// Keeps the first `positions` positions.
-    pub fn truncate(&mut self, positions: usize) {
-        self.keys.iter_mut().for_each(|list| list.truncate(positions * self.key_dim));
-        self.values.iter_mut().for_each(|list| list.truncate(positions * self.value_dim));
-    }
-
-    /// All keys, `[positions, heads, key_dim]`.
-    pub fn keys(&self) -> Vec<f32> {
-        gather(&self.keys, self.key_dim)
-    }
-
-    /// All values, `[positions, heads, value_dim]`.
-    pub fn values(&self) -> Vec<f32> {
-        gather(&self.values, self.value_dim)
-    }
-}
-
-fn append(lists: &mut [Vec<f32>], rows: &[f32], dim: usize) {
-    let heads = lists.len();
-    for (h, list) in lists.iter_mut().enumerate() {
-        for row in rows.chunks_exact(heads * dim) {
-            list.extend_from_slice(&row[h * dim..][..dim]);
-        }
-    }
-}
-
-fn gather(lists: &[Vec<f32>], dim: usize) -> Vec<f32> {
-    let positions = lists.first().map_or(0, |list| list.len() / dim);
-    let mut all = Vec::with_capacity(positions * lists.len() * dim);
-    for p in 0..positions {
-        lists.iter().for_each(|list| all.extend_from_slice(&list[p * dim..][..dim]));
-    }
-    all
-}
 
 /// What distinguishes one layer's attention from another's.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +23,20 @@ pub struct Attention<'a> {
 }
 
 /// Keys that are weighed against each other before the running maximum is moved.
-const BLOCK: usize = 32;
+const BLOCK: usize = 4 * KEYS;
+
+/// Queries that share the loading of keys and values.
+const TILE: usize = 8;
+
+/// One query: a head of a row, and the keys it sees.
+#[derive(Clone, Copy)]
+struct Query<'a> {
+    values: &'a [f32],
+    sink: Option<f32>,
+    /// Keys `first..end`.
+    first: usize,
+    end: usize,
+}
 
 impl Attention<'_> {
     /// Context rows `[rows, heads, value_dim]` of queries `[rows, heads, key_dim]`.
@@ -123,61 +47,228 @@ impl Attention<'_> {
     /// ```
     ///
     /// Query row `r` stands at position `start + r`, whose key is already in the cache. Keys are
-    /// visited in blocks of 32 counted from the first key of the row; when a block raises the maximum
-    /// `m`, what was summed before is multiplied by `e^(old − new)` (arXiv 1805.02867).
+    /// visited in blocks of 64 counted from position 0; when a block raises the maximum `m`, what was
+    /// summed before is multiplied by `e^(old − new)` (arXiv 1805.02867). A dot product adds from left
+    /// to right, and so does a value over the keys of a row.
     pub fn run(&self, queries: &[f32], cache: &KvCache, start: usize) -> Vec<f32> {
-        let (key_dim, value_dim) = (cache.key_dim, cache.value_dim);
+        self.run_with(kernel(), queries, cache, start)
+    }
+
+    fn run_with(&self, kernel: Kernel, queries: &[f32], cache: &KvCache, start: usize) -> Vec<f32> {
+        let (key_dim, value_dim) = (cache.key_dim(), cache.value_dim());
         let rows = queries.len() / (self.heads * key_dim);
         let group = self.heads / cache.heads();
-        let mut context = vec![0.0; rows * self.heads * value_dim];
+        // Per key head: the queries of its group, row after row.
+        let order = |h: usize| (0..rows * group).map(move |n| (n / group, h * group + n % group));
+        let mut grouped = vec![0.0; rows * self.heads * value_dim];
         let one = |(n, into): (usize, &mut [f32])| {
-            let (r, head) = (n / self.heads, n % self.heads);
-            let query = &queries[n * key_dim..][..key_dim];
-            let end = start + r + 1;
-            let first = self.window.map_or(0, |w| end.saturating_sub(w));
-            let keys = &cache.keys[head / group][first * key_dim..end * key_dim];
-            let values = &cache.values[head / group][first * value_dim..end * value_dim];
-            self.head(head, query, keys, values, into);
+            let tiles = (rows * group).div_ceil(TILE);
+            let (h, tile) = (n / tiles, n % tiles);
+            let queries: Vec<Query> = order(h)
+                .skip(tile * TILE)
+                .take(TILE)
+                .map(|(r, head)| {
+                    let end = start + r + 1;
+                    Query {
+                        values: &queries[(r * self.heads + head) * key_dim..][..key_dim],
+                        sink: self.sinks.map(|sinks| sinks[head]),
+                        first: self.window.map_or(0, |window| end.saturating_sub(window)),
+                        end,
+                    }
+                })
+                .collect();
+            self.tiles(kernel, &queries, cache.head(h), value_dim, into);
         };
+        // Tiles do not reach over the end of a key head's queries.
+        let per_head = rows * group * value_dim;
+        let mut parts: Vec<(usize, &mut [f32])> = Vec::new();
+        for head in grouped.chunks_exact_mut(per_head) {
+            for part in head.chunks_mut(TILE * value_dim) {
+                parts.push((parts.len(), part));
+            }
+        }
         if rows * (start + rows) * self.heads * key_dim < super::GRAIN {
-            context.chunks_exact_mut(value_dim).enumerate().for_each(one);
+            parts.into_iter().for_each(one);
         } else {
-            context.par_chunks_exact_mut(value_dim).enumerate().for_each(one);
+            parts.into_par_iter().for_each(one);
+        }
+        if rows == 1 {
+            return grouped; // already in the order of the heads
+        }
+        let mut context = vec![0.0; grouped.len()];
+        for h in 0..cache.heads() {
+            for ((r, head), from) in order(h).zip(grouped[h * per_head..].chunks_exact(value_dim)) {
+                context[(r * self.heads + head) * value_dim..][..value_dim].copy_from_slice(from);
+            }
         }
         context
     }
 
-    /// One head of one row. `into` starts at zero.
-    fn head(&self, head: usize, query: &[f32], keys: &[f32], values: &[f32], into: &mut [f32]) {
-        let (key_dim, value_dim) = (query.len(), into.len());
-        let mut max = f32::NEG_INFINITY;
-        let mut sum = 0.0;
-        if let Some(sinks) = self.sinks {
-            (max, sum) = (sinks[head], 1.0);
+    /// Up to eight queries of one key head; `into` is `[queries, value_dim]`, zero.
+    fn tiles(&self, kernel: Kernel, queries: &[Query], head: &Head, value_dim: usize, into: &mut [f32]) {
+        let (mut queries, mut into) = (queries, into);
+        while !queries.is_empty() {
+            let count = [8, 4, 2, 1].into_iter().find(|n| *n <= queries.len()).unwrap_or(1);
+            let (now, later) = queries.split_at(count);
+            let (to, rest) = into.split_at_mut(count * value_dim);
+            match count {
+                8 => tile::<8>(kernel, self.scale, self.softcap, now, head, to),
+                4 => tile::<4>(kernel, self.scale, self.softcap, now, head, to),
+                2 => tile::<2>(kernel, self.scale, self.softcap, now, head, to),
+                _ => tile::<1>(kernel, self.scale, self.softcap, now, head, to),
+            }
+            (queries, into) = (later, rest);
         }
-        let mut scores = [0.0f32; BLOCK];
-        for (keys, values) in keys.chunks(BLOCK * key_dim).zip(values.chunks(BLOCK * value_dim)) {
-            let scores = &mut scores[..keys.len() / key_dim];
-            for (score, key) in scores.iter_mut().zip(keys.chunks_exact(key_dim)) {
-                *score = dot(query, key) * self.scale;
+    }
+}
+
+wide! {
+    /// `Q` queries of one key head. The bits of a query do not depend on the others.
+    fn tile[Q](scale: f32, cap: Option<f32>, queries: &[Query], head: &Head, into: &mut [f32]) {
+        let value_dim = into.len() / Q;
+        let first = queries.iter().fold(usize::MAX, |a, q| a.min(q.first));
+        let end = queries.iter().fold(0, |a, q| a.max(q.end));
+        let mut max: [f32; Q] = std::array::from_fn(|n| queries[n].sink.unwrap_or(f32::NEG_INFINITY));
+        let mut sum: [f32; Q] = std::array::from_fn(|n| if queries[n].sink.is_some() { 1.0 } else { 0.0 });
+        let mut weights = [[0.0f32; BLOCK]; Q];
+        for block in first / BLOCK..end.div_ceil(BLOCK) {
+            let start = block * BLOCK;
+            products::<Q>(queries, head, start, end, &mut weights);
+            // Keys of the block that each query sees.
+            let seen: [(usize, usize); Q] = std::array::from_fn(|n| {
+                let (first, end) = (queries[n].first, queries[n].end);
+                (first.saturating_sub(start).min(BLOCK), end.saturating_sub(start).min(BLOCK))
+            });
+            for n in 0..Q {
+                let (from, to) = seen[n];
+                if from < to {
+                    let into = &mut into[n * value_dim..][..value_dim];
+                    weigh(scale, cap, from, to, &mut weights[n], &mut max[n], &mut sum[n], into);
+                }
             }
-            if let Some(cap) = self.softcap {
-                scores.iter_mut().for_each(|score| *score = softcap(*score, cap));
-            }
-            let top = scores.iter().fold(max, |a, &b| a.max(b));
-            if top > max {
-                let fade = exp(max - top);
-                sum *= fade;
-                into.iter_mut().for_each(|v| *v *= fade);
-                max = top;
-            }
-            scores.iter_mut().for_each(|score| *score = exp(*score - max));
-            for (weight, value) in scores.iter().zip(values.chunks_exact(value_dim)) {
-                sum += weight;
-                into.iter_mut().zip(value).for_each(|(into, v)| *into += weight * v);
+            let alike = seen.iter().all(|s| *s == seen[0]);
+            if alike {
+                values::<Q>(head, value_dim, start, seen[0], &weights, into);
+            } else {
+                for n in 0..Q {
+                    let into = &mut into[n * value_dim..][..value_dim];
+                    values::<1>(head, value_dim, start, seen[n], &[weights[n]], into);
+                }
             }
         }
-        into.iter_mut().for_each(|v| *v /= sum);
+        for (into, sum) in into.chunks_exact_mut(value_dim).zip(sum) {
+            into.iter_mut().for_each(|v| *v /= sum);
+        }
+    }
+}
+
+/// `q · k` for the keys `start..start + 64`, sixteen keys side by side.
+#[inline(always)]
+fn products<const Q: usize>(
+    queries: &[Query],
+    head: &Head,
+    start: usize,
+    end: usize,
+    into: &mut [[f32; BLOCK]; Q],
+) {
+    for (sub, at) in (start..end.min(start + BLOCK)).step_by(KEYS).enumerate() {
+        let columns = head.keys(at);
+        let mut acc = [[0.0f32; KEYS]; Q];
+        for (i, column) in columns.iter().enumerate() {
+            for n in 0..Q {
+                let q = queries[n].values[i];
+                for l in 0..KEYS {
+                    acc[n][l] += q * column[l];
+                }
+            }
+        }
+        for n in 0..Q {
+            into[n][sub * KEYS..][..KEYS].copy_from_slice(&acc[n]);
+        }
+    }
+}
+
+/// Turns products into weights `e^(score − max)`, 0 outside `from..to`; moves `max` and `sum`, and fades
+/// what was summed before.
+#[inline(always)]
+fn weigh(
+    scale: f32,
+    cap: Option<f32>,
+    from: usize,
+    to: usize,
+    weights: &mut [f32; BLOCK],
+    max: &mut f32,
+    sum: &mut f32,
+    into: &mut [f32],
+) {
+    weights.iter_mut().for_each(|w| *w *= scale);
+    if let Some(cap) = cap {
+        weights.iter_mut().for_each(|w| *w = softcap(*w, cap));
+    }
+    weights[..from].fill(f32::NEG_INFINITY);
+    weights[to..].fill(f32::NEG_INFINITY);
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    for scores in weights.as_chunks::<LANES>().0 {
+        for l in 0..LANES {
+            tops[l] = if scores[l] > tops[l] { scores[l] } else { tops[l] };
+        }
+    }
+    let top = tops.iter().fold(*max, |a, &b| if b > a { b } else { a });
+    if top > *max {
+        let fade = exp(*max - top);
+        *sum *= fade;
+        into.iter_mut().for_each(|v| *v *= fade);
+        *max = top;
+    }
+    let mut sums = [0.0; LANES];
+    for weights in weights.as_chunks_mut::<LANES>().0 {
+        for l in 0..LANES {
+            weights[l] = exp(weights[l] - top);
+            sums[l] += weights[l];
+        }
+    }
+    *sum += fold(sums);
+}
+
+/// `into[n] += weights[n][k] · v_k` over the keys `from..to` of the block, sixteen columns side by side.
+#[inline(always)]
+fn values<const Q: usize>(
+    head: &Head,
+    value_dim: usize,
+    start: usize,
+    (from, to): (usize, usize),
+    weights: &[[f32; BLOCK]; Q],
+    into: &mut [f32],
+) {
+    if from >= to {
+        return;
+    }
+    let rows = head.values(start + from, start + to);
+    let whole = value_dim / LANES * LANES;
+    for column in (0..whole).step_by(LANES) {
+        let mut acc = [[0.0f32; LANES]; Q];
+        for n in 0..Q {
+            acc[n].copy_from_slice(&into[n * value_dim + column..][..LANES]);
+        }
+        for (k, row) in (from..to).zip(rows.chunks_exact(value_dim)) {
+            let v = &row[column..column + LANES];
+            for n in 0..Q {
+                let w = weights[n][k];
+                for l in 0..LANES {
+                    acc[n][l] += w * v[l];
+                }
+            }
+        }
+        for n in 0..Q {
+            into[n * value_dim + column..][..LANES].copy_from_slice(&acc[n]);
+        }
+    }
+    for (k, row) in (from..to).zip(rows.chunks_exact(value_dim)) {
+        for n in 0..Q {
+            for column in whole..value_dim {
+                into[n * value_dim + column] += weights[n][k] * row[column];
+            }
+        }
     }
 }
 
@@ -204,12 +295,14 @@ mod tests {
         assert!((context[0] - 38.5).abs() < 1e-4, "{context:?}");
     }
 
-    // Four query heads on two key heads: 0 and 1 read the first, 2 and 3 the second.
+    // Four query heads on two key heads: 0 and 1 read the first, 2 and 3 the second; two rows of them.
     #[test]
     fn heads_share_in_order() {
         let mut cache = KvCache::new(2, 1, 1);
         cache.append(&[1.0, 1.0], &[5.0, 7.0]);
         assert_eq!(plain(4).run(&[1.0; 4], &cache, 0), [5.0, 5.0, 7.0, 7.0]);
+        cache.append(&[1.0, 1.0], &[15.0, 27.0]);
+        assert_eq!(plain(4).run(&[1.0; 8], &cache, 0), [5.0, 5.0, 7.0, 7.0, 10.0, 10.0, 17.0, 17.0]);
     }
 
     // All keys alike: the context is the mean of the values in the window, here the last 3 of 5.
@@ -221,48 +314,70 @@ mod tests {
         assert!((context[0] - 11_100.0 / 3.0).abs() < 1e-3, "{context:?}");
     }
 
-    #[test]
-    fn caches_come_back_as_they_went_in() {
-        let mut cache = KvCache::new(2, 2, 1);
-        let (keys, values) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], [1.0, 2.0, 3.0, 4.0]);
-        cache.append(&keys, &values);
-        assert_eq!((cache.keys(), cache.values()), (keys.to_vec(), values.to_vec()));
-        cache.truncate(1);
-        assert_eq!((cache.len(), cache.keys()), (1, keys[..4].to_vec()));
-    }
-
-    /// Softmax in two passes over a row of scores, in f64.
-    fn two_pass(a: &Attention, q: &[f32], keys: &[f32], values: &[f32], first: usize, end: usize) -> f64 {
+    /// Softmax in two passes over a row of scores, in f64: one value of one head of one row.
+    fn two_pass(
+        a: &Attention,
+        q: &[f32],
+        key: impl Fn(usize, usize) -> f32,
+        value: impl Fn(usize) -> f32,
+        end: usize,
+    ) -> f64 {
+        let first = a.window.map_or(0, |w| end.saturating_sub(w));
         let scores: Vec<f64> = (first..end)
             .map(|k| {
                 let product: f64 =
-                    (0..q.len()).map(|i| f64::from(q[i]) * f64::from(keys[k * q.len() + i])).sum();
+                    q.iter().enumerate().map(|(i, q)| f64::from(*q) * f64::from(key(k, i))).sum();
                 let score = product * f64::from(a.scale);
                 a.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             })
             .collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum: f64 = scores.iter().map(|s| (s - max).exp()).sum();
-        (first..end).zip(&scores).map(|(k, s)| (s - max).exp() / sum * f64::from(values[k])).sum()
+        (first..end).zip(&scores).map(|(k, s)| (s - max).exp() / sum * f64::from(value(k))).sum()
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+        // 2 key heads of 3 and 18 values, 6 query heads, so that tiles are mixed and columns have a tail.
         #[test]
-        fn streaming_equals_two_passes(
-            numbers in prop::collection::vec(-3.0f32..3.0, 100 * 4 + 3),
-            positions in 1usize..100,
-            window in prop::option::of(1usize..100),
+        fn streaming_equals_two_passes_on_every_kernel(
+            numbers in prop::collection::vec(-3.0f32..3.0, 64),
+            positions in 1usize..200,
+            rows in 1usize..20,
+            window in prop::option::of(1usize..150),
             softcap in prop::option::of(1.0f32..20.0),
         ) {
-            let (query, rest) = numbers.split_at(3);
-            let (keys, values) = (&rest[..positions * 3], &rest[300..][..positions]);
-            let mut cache = KvCache::new(1, 3, 1);
-            cache.append(keys, values);
-            let attention = Attention { window, softcap, scale: 1.7, ..plain(1) };
-            let found = attention.run(query, &cache, positions - 1)[0];
-            let first = window.map_or(0, |w| positions.saturating_sub(w));
-            let expected = two_pass(&attention, query, keys, values, first, positions);
-            prop_assert!((f64::from(found) - expected).abs() < 1e-5, "{found} against {expected}");
+            let rows = rows.min(positions);
+            let number = |n: usize| numbers[(n * n + 7 * n) % 61] + numbers[n % 64] * 0.5;
+            let (heads, kv, dim, width) = (6, 2, 3, 18);
+            let keys: Vec<f32> = (0..positions * kv * dim).map(number).collect();
+            let values: Vec<f32> = (0..positions * kv * width).map(|n| number(n + 1000)).collect();
+            let queries: Vec<f32> = (0..rows * heads * dim).map(|n| number(n + 5000)).collect();
+            let mut cache = KvCache::new(kv, dim, width);
+            cache.append(&keys, &values);
+            let attention = Attention { window, softcap, scale: 0.7, ..plain(heads) };
+            let start = positions - rows;
+            let found = attention.run_with(Kernel::Portable, &queries, &cache, start);
+            for (n, found) in found.iter().enumerate() {
+                let (r, head, column) = (n / (heads * width), n / width % heads, n % width);
+                let h = head / 3;
+                let expected = two_pass(
+                    &attention,
+                    &queries[(r * heads + head) * dim..][..dim],
+                    |k, i| keys[(k * kv + h) * dim + i],
+                    |k| values[(k * kv + h) * width + column],
+                    start + r + 1,
+                );
+                prop_assert!((f64::from(*found) - expected).abs() < 2e-5, "{n}: {found} against {expected}");
+            }
+            for kernel in Kernel::ALL.into_iter().filter(|kernel| kernel.is_supported()) {
+                let other = attention.run_with(kernel, &queries, &cache, start);
+                prop_assert!(other.iter().zip(&found).all(|(a, b)| a.to_bits() == b.to_bits()), "{kernel}");
+            }
+            // The last row by itself, in a tile of its own.
+            let last = attention.run(&queries[(rows - 1) * heads * dim..], &cache, positions - 1);
+            prop_assert!(last.iter().zip(&found[(rows - 1) * heads * width..]).all(|(a, b)| a.to_bits() == b.to_bits()));
         }
     }
 }

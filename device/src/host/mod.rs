@@ -5,9 +5,11 @@
 
 pub mod act;
 pub mod attention;
+pub mod cache;
 pub mod math;
 pub mod norm;
 pub mod rope;
+mod wide;
 
 /// Work below this many values is not worth handing to other threads.
 const GRAIN: usize = 16 * 1024;

@@ -24,6 +24,16 @@ pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     y
 }
 
+/// `y[r, i] = x[r, i] / √(mean_i x[r, i]² + eps)` over rows of `width` values.
+pub fn unit_norm(x: &[f32], width: usize, eps: f32) -> Vec<f32> {
+    let mut y = x.to_vec();
+    for row in y.chunks_exact_mut(width) {
+        let scale = inverse_rms(row, eps);
+        row.iter_mut().for_each(|v| *v *= scale);
+    }
+    y
+}
+
 /// `1 / √(mean x² + eps)`
 #[inline]
 pub fn inverse_rms(x: &[f32], eps: f32) -> f32 {
@@ -40,6 +50,15 @@ mod tests {
         let y = rms_norm(&[1.0, 7.0, 3.0, 1.0], &[1.0, 10.0], 0.0);
         let root = 5.0f32.sqrt();
         for (found, expected) in y.iter().zip([0.2, 14.0, 3.0 / root, 10.0 / root]) {
+            assert!((found - expected).abs() < 1e-6, "{found} against {expected}");
+        }
+    }
+
+    // √(mean(3², 4²)) = 5/√2 for the first row, √(mean(0, 2²)) = √2 for the second.
+    #[test]
+    fn without_a_weight() {
+        let y = unit_norm(&[3.0, 4.0, 0.0, 2.0], 2, 0.0);
+        for (found, expected) in y.iter().zip([0.848_528_1, 1.131_370_8, 0.0, 1.414_213_5]) {
             assert!((found - expected).abs() < 1e-6, "{found} against {expected}");
         }
     }

@@ -32,26 +32,8 @@ impl Buffer {
     }
 
     /// The wrapping sum of all lines, eight bytes at a time: nothing but a walk over the memory.
-    ///
-    /// Four quarters are walked side by side, because one core fetches more lines from several streams.
     pub fn probe(&self) -> u64 {
-        let lines = bytemuck::cast_slice::<Line, [u64; 8]>(&self.lines);
-        let (quarters, rest) = lines.split_at(lines.len() / 4 * 4);
-        let mut sums = [[0u64; 8]; 4];
-        let add = |sum: &mut [u64; 8], line: &[u64; 8]| {
-            for i in 0..8 {
-                sum[i] = sum[i].wrapping_add(line[i]);
-            }
-        };
-        let (front, back) = quarters.split_at(quarters.len() / 2);
-        let ((a, b), (c, d)) = (front.split_at(front.len() / 2), back.split_at(back.len() / 2));
-        for (((a, b), c), d) in a.iter().zip(b).zip(c).zip(d) {
-            for (sum, line) in sums.iter_mut().zip([a, b, c, d]) {
-                add(sum, line);
-            }
-        }
-        rest.iter().for_each(|line| add(&mut sums[0], line));
-        sums.as_flattened().iter().fold(0, |total, &sum| total.wrapping_add(sum))
+        crate::simd::probe(bytemuck::cast_slice(&self.lines))
     }
 
     /// The bytes as values of `T`; the length is a multiple of the size of `T`.

@@ -37,6 +37,17 @@ pub(super) fn prepare(
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn probe(lines: &[[u64; 8]]) -> u64 {
+    let mut sums = [_mm512_setzero_si512(); 4];
+    for (i, line) in lines.iter().enumerate() {
+        prefetch(line, 4096);
+        sums[i % 4] = _mm512_add_epi64(sums[i % 4], load_bytes(bytemuck::cast_ref(line)));
+    }
+    let sum = _mm512_add_epi64(_mm512_add_epi64(sums[0], sums[1]), _mm512_add_epi64(sums[2], sums[3]));
+    _mm512_reduce_add_epi64(sum) as u64
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn run(image: &Image, x: &[f32], a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
     match &image.storage {
         Storage::Strict(image) => strict::run(image, x, tiles, y),
@@ -115,4 +126,11 @@ fn scales<const FORMAT: u8>(bytes: &[u8]) -> __m512 {
             }
         }
     }
+}
+
+/// Asks for the cache line `distance` bytes behind the start of `of`; nothing happens where there is none.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch<T>(of: &T, distance: usize) {
+    _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(of).cast::<i8>().wrapping_add(distance));
 }

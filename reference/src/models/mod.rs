@@ -4,12 +4,16 @@ mod attention;
 mod decoder;
 mod draft;
 mod gemma;
+mod gemma4;
+mod ple;
 mod tapped;
 
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
 pub use draft::{Borrowed, Context, Draft, DraftOutput, DraftState, DraftTables};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
+pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
+pub use ple::PleInputs;
 pub use tapped::{LastTap, Tapped};
 
 use crate::ops::Ops;
@@ -17,11 +21,15 @@ use spec::{Config, Weights};
 
 /// A model of any family.
 #[derive(Clone, Debug)]
+// There is one of them in a run, so the room that the largest family takes costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum Model {
     /// llama, mistral, qwen2, qwen3.
     Decoder(Decoder),
     /// gemma2, gemma3.
     Gemma(Gemma),
+    /// gemma4.
+    Gemma4(Gemma4),
 }
 
 /// The state that a model carries from pass to pass.
@@ -31,6 +39,8 @@ pub enum ModelState<T> {
     Decoder(DecoderState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
+    /// See [`Model::Gemma4`].
+    Gemma4(Gemma4State<T>),
 }
 
 impl Model {
@@ -46,6 +56,7 @@ impl Model {
                 Model::Decoder(Decoder { config, weights })
             }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
+            (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (config, _) => panic!("weights of another family than {}", config.family()),
         }
     }
@@ -55,6 +66,7 @@ impl Model {
         match self {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
+            Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
         }
     }
 
@@ -69,6 +81,7 @@ impl Model {
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
+            (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
         }
     }
@@ -80,6 +93,7 @@ impl<T> ModelState<T> {
         match self {
             ModelState::Decoder(state) => state.position,
             ModelState::Gemma(state) => state.position,
+            ModelState::Gemma4(state) => state.position,
         }
     }
 }

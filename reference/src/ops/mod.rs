@@ -11,6 +11,7 @@ mod embed;
 mod gated_act;
 mod join;
 mod linear;
+mod per_layer_input;
 mod residual;
 mod rms_norm;
 mod rope;
@@ -26,6 +27,7 @@ pub use embed::embed;
 pub use gated_act::{activate, gated_act};
 pub use join::join;
 pub use linear::linear;
+pub use per_layer_input::per_layer_input;
 pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
@@ -93,8 +95,6 @@ pub enum Call<'a, T> {
     Residual { x: &'a T, branch: &'a T, multiplier: f32 },
     /// See [`Ops::join`].
     Join { parts: Vec<&'a T> },
-    /// See [`Ops::scale`].
-    Scale { x: &'a T, factor: f64 },
     /// See [`Ops::softcap`].
     Softcap { x: &'a T, cap: f64 },
     /// See [`Ops::stack`].
@@ -109,6 +109,10 @@ pub enum Call<'a, T> {
     PathScores { logits: &'a T, candidates: &'a T, hidden: &'a T, selector: &'a Selector, anchor: u32 },
     /// See [`Ops::pick`].
     Pick { scores: &'a T, candidates: Option<&'a T> },
+    /// See [`Ops::scale`].
+    Scale { x: &'a T, factor: f64 },
+    /// See [`Ops::per_layer_input`].
+    PerLayerInput { token: &'a T, context: &'a T, layer: usize, width: usize },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -128,7 +132,6 @@ impl<'a, T> Call<'a, T> {
             Call::GatedAct { .. } => "gated_act",
             Call::Residual { .. } => "residual",
             Call::Join { .. } => "join",
-            Call::Scale { .. } => "scale",
             Call::Softcap { .. } => "softcap",
             Call::Stack { .. } => "stack",
             Call::Tail { .. } => "tail",
@@ -136,6 +139,8 @@ impl<'a, T> Call<'a, T> {
             Call::Candidates { .. } => "candidates",
             Call::PathScores { .. } => "path_scores",
             Call::Pick { .. } => "pick",
+            Call::Scale { .. } => "scale",
+            Call::PerLayerInput { .. } => "per_layer_input",
         }
     }
 
@@ -153,14 +158,14 @@ impl<'a, T> Call<'a, T> {
             Call::GatedAct { gate, up, .. } => vec![gate, up],
             Call::Residual { x, branch, .. } => vec![x, branch],
             Call::Join { parts } => parts.clone(),
-            Call::Scale { x, .. } => vec![x],
-            Call::Softcap { x, .. } => vec![x],
             Call::Stack { above, below } => vec![above, below],
             Call::Tail { x, .. } => vec![x],
             Call::BlockConv { x, dynamic, .. } => vec![x, dynamic],
             Call::Candidates { logits, .. } => vec![logits],
             Call::PathScores { logits, candidates, hidden, .. } => vec![logits, candidates, hidden],
             Call::Pick { scores, candidates } => [*scores].into_iter().chain(*candidates).collect(),
+            Call::Softcap { x, .. } | Call::Scale { x, .. } => vec![x],
+            Call::PerLayerInput { token, context, .. } => vec![token, context],
         }
     }
 
@@ -185,7 +190,6 @@ impl<'a, T> Call<'a, T> {
             Call::GatedAct { activation, .. } => Call::GatedAct { gate: o(0), up: o(1), activation },
             Call::Residual { multiplier, .. } => Call::Residual { x: o(0), branch: o(1), multiplier },
             Call::Join { .. } => Call::Join { parts: operands.iter().collect() },
-            Call::Scale { factor, .. } => Call::Scale { x: o(0), factor },
             Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
             Call::Stack { .. } => Call::Stack { above: o(0), below: o(1) },
             Call::Tail { keep, .. } => Call::Tail { x: o(0), keep },
@@ -196,6 +200,10 @@ impl<'a, T> Call<'a, T> {
             }
             Call::Pick { candidates, .. } => {
                 Call::Pick { scores: o(0), candidates: candidates.map(|_| o(1)) }
+            }
+            Call::Scale { factor, .. } => Call::Scale { x: o(0), factor },
+            Call::PerLayerInput { layer, width, .. } => {
+                Call::PerLayerInput { token: o(0), context: o(1), layer, width }
             }
         }
     }
@@ -221,7 +229,6 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::GatedAct { gate, up, activation } => gated_act(gate, up, *activation),
         Call::Residual { x, branch, multiplier } => residual(x, branch, *multiplier),
         Call::Join { parts } => join(parts).into_dyn(),
-        Call::Scale { x, factor } => scale(x, *factor),
         Call::Softcap { x, cap } => softcap(x, *cap),
         Call::Stack { above, below } => stack(above, below).into_dyn(),
         Call::Tail { x, keep } => tail(x, *keep),
@@ -231,6 +238,10 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
             path_scores(logits, candidates, hidden, selector, *anchor)?.into_dyn()
         }
         Call::Pick { scores, candidates } => pick(scores, *candidates).into_dyn(),
+        Call::Scale { x, factor } => scale(x, *factor),
+        Call::PerLayerInput { token, context, layer, width } => {
+            per_layer_input(token, context, *layer, *width).into_dyn()
+        }
     })
 }
 
@@ -421,5 +432,17 @@ pub trait Ops {
     /// or those that `candidates` gives.
     fn pick(&mut self, at: Site, scores: &Self::Tensor, candidates: Option<&Self::Tensor>) -> Self::Tensor {
         self.run(at, Call::Pick { scores, candidates })
+    }
+
+    /// `y[t, i] = (context[t, layer, i] + token[t, layer · width + i]) / √2`; `[tokens, width]`.
+    fn per_layer_input(
+        &mut self,
+        at: Site,
+        token: &Self::Tensor,
+        context: &Self::Tensor,
+        layer: usize,
+        width: usize,
+    ) -> Self::Tensor {
+        self.run(at, Call::PerLayerInput { token, context, layer, width })
     }
 }

@@ -63,8 +63,8 @@ fn block<const FORMAT: u8, const MINS: bool, const R: usize>(
     for (b, (bytes, planes)) in image.tile(tile).iter().zip(planes).enumerate() {
         let at = first + b * step;
         let codes: &[_; R] = rows(blocks, at);
-        let (scale, sum, total): (&[_; R], &[_; R], &[_; R]) =
-            (rows(&a.scale, at), rows(&a.sum, at), rows(&a.total, at));
+        let (scale, bias, total): (&[_; R], &[_; R], &[_; R]) =
+            (rows(&a.scale, at), rows(&a.bias, at), rows(&a.total, at));
         let octets: &[[[u8; 32]; 2]; 4] = bytemuck::cast_ref(bytes);
         for h in 0..2 {
             let mut pairs = [_mm256_setzero_si256(); R];
@@ -81,8 +81,8 @@ fn block<const FORMAT: u8, const MINS: bool, const R: usize>(
             }
             let d = scales::<FORMAT>(&planes[h * width..]);
             for r in 0..R {
-                let offset = _mm256_and_si256(symmetric[h], _mm256_set1_epi32(8 * sum[r]));
-                let i1 = _mm256_sub_epi32(_mm256_madd_epi16(pairs[r], ones), offset);
+                let offset = _mm256_and_si256(symmetric[h], _mm256_set1_epi32(bias[r] / 16));
+                let i1 = _mm256_add_epi32(_mm256_madd_epi16(pairs[r], ones), offset);
                 let mut term = _mm256_mul_ps(d, _mm256_cvtepi32_ps(i1));
                 if MINS {
                     let i2 = _mm256_set1_ps(total[r]);

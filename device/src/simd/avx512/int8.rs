@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{load_bytes, load_i32, store_f32, store_i32};
+use super::{load_bytes, load_i32, prefetch, store_f32, store_i32};
 use crate::engine::Activations;
 use crate::pack::{Int8Image, WIDE};
 use crate::simd::rows;
@@ -14,8 +14,8 @@ use crate::simd::rows;
 /// Registers of sixteen outputs in a tile.
 const LANES: usize = WIDE / 16;
 
-/// Quads of the image that are walked for every row before the next: 32 KiB.
-const DEPTH: usize = 64;
+/// Quads of the image that are walked for every row before the next: 16 KiB.
+const DEPTH: usize = 32;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(super) fn run(image: &Int8Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
@@ -73,6 +73,10 @@ fn block<const R: usize, const T: usize>(
             let quads: &[_; R] = rows(quads, first_place + k * step);
             let mut column = [_mm512_setzero_si512(); T];
             for t in 0..T {
+                if R > 2 {
+                    // The memory fetches the next quads while these meet their rows.
+                    prefetch(&lanes[first + t], DEPTH * WIDE * 4);
+                }
                 column[t] = load_bytes(&lanes[first + t]);
             }
             for r in 0..R {

@@ -3,11 +3,12 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{load_f32, store_f32};
+use super::{load_f32, prefetch, store_f32};
 use crate::pack::{StrictImage, TILE};
 
-/// Columns of the image that are walked for every row before the next: 4 tiles of them fit the first-level cache.
-const DEPTH: usize = 128;
+/// Columns of the image that are walked for every row before the next: 4 tiles of them and of their successors fit
+/// the first-level cache.
+const DEPTH: usize = 64;
 
 #[target_feature(enable = "avx512f")]
 pub(super) fn run(image: &StrictImage, x: &[f32], tiles: Range<usize>, y: &mut [f32]) {
@@ -71,6 +72,10 @@ fn block<const T: usize, const R: usize>(
     for k in 0..count {
         let mut column = [_mm512_setzero_ps(); T];
         for t in 0..T {
+            if R > 1 {
+                // The memory fetches the next columns while these meet their rows.
+                prefetch(&w[t][k], DEPTH * 64);
+            }
             column[t] = load_f32(&w[t][k]);
         }
         for r in 0..R {

@@ -3,10 +3,18 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{BF16, F16, F32, load_bytes, plane, repeat, scales, store_f32};
+use super::{BF16, F16, F32, load_bytes, plane, prefetch, repeat, scales, store_f32};
 use crate::engine::Activations;
 use crate::pack::{Q4Image, ScaleFormat, TILE};
 use crate::simd::rows;
+
+/// Whether no, every or some outputs of a tile are symmetric.
+const PLAIN: u8 = 0;
+const SYMMETRIC: u8 = 1;
+const MIXED: u8 = 2;
+
+/// Bytes between the codes that are read and those that are asked for.
+const AHEAD: usize = 4096;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub(super) fn run(image: &Q4Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
@@ -29,25 +37,40 @@ fn walk<const FORMAT: u8, const MINS: bool>(
 ) {
     let outputs = y.as_chunks_mut::<TILE>().0;
     for (tile, outputs) in tiles.zip(outputs.chunks_mut(a.rows)) {
-        let mut r = 0;
-        while r < a.rows {
-            r += match a.together(r) {
-                16.. => block::<FORMAT, MINS, 16>(image, tile, a, r, outputs),
-                8.. => block::<FORMAT, MINS, 8>(image, tile, a, r, outputs),
-                4.. => block::<FORMAT, MINS, 4>(image, tile, a, r, outputs),
-                2.. => block::<FORMAT, MINS, 2>(image, tile, a, r, outputs),
-                _ => block::<FORMAT, MINS, 1>(image, tile, a, r, outputs),
-            };
+        match image.tile_symmetric(tile) {
+            0 => rows_of_tile::<FORMAT, MINS, PLAIN>(image, tile, a, outputs),
+            0xFFFF => rows_of_tile::<FORMAT, MINS, SYMMETRIC>(image, tile, a, outputs),
+            _ => rows_of_tile::<FORMAT, MINS, MIXED>(image, tile, a, outputs),
         }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+fn rows_of_tile<const FORMAT: u8, const MINS: bool, const KIND: u8>(
+    image: &Q4Image,
+    tile: usize,
+    a: &Activations,
+    outputs: &mut [[f32; TILE]],
+) {
+    let mut r = 0;
+    while r < a.rows {
+        r += match a.together(r) {
+            16.. => block::<FORMAT, MINS, KIND, 16>(image, tile, a, r, outputs),
+            8.. => block::<FORMAT, MINS, KIND, 8>(image, tile, a, r, outputs),
+            4.. => block::<FORMAT, MINS, KIND, 4>(image, tile, a, r, outputs),
+            2.. => block::<FORMAT, MINS, KIND, 2>(image, tile, a, r, outputs),
+            _ => block::<FORMAT, MINS, KIND, 1>(image, tile, a, r, outputs),
+        };
     }
 }
 
 /// One tile for R rows; returns R.
 ///
-/// All nibbles are multiplied in the upper half of a byte, as 16 · q, and their sum is shifted down once: it is
-/// a multiple of 16. Without zeros the second term of the definition is +-0 and changes no sum.
+/// All nibbles are multiplied in the upper half of a byte, as 16 · q. The sum of a block is then 16 · i1, less than
+/// 2^20: 16-bit scales are divided by 16 instead, which is exact in f32, and f32 scales meet the sum shifted down.
+/// Without zeros the second term of the definition is +-0 and changes no sum.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn block<const FORMAT: u8, const MINS: bool, const R: usize>(
+fn block<const FORMAT: u8, const MINS: bool, const KIND: u8, const R: usize>(
     image: &Q4Image,
     tile: usize,
     a: &Activations,
@@ -64,26 +87,37 @@ fn block<const FORMAT: u8, const MINS: bool, const R: usize>(
     for (b, (bytes, planes)) in image.tile(tile).iter().zip(planes).enumerate() {
         let at = first + b * step;
         let codes: &[_; R] = rows(blocks, at);
-        let (scale, sum, total): (&[_; R], &[_; R], &[_; R]) =
-            (rows(&a.scale, at), rows(&a.sum, at), rows(&a.total, at));
+        let (scale, bias, total): (&[_; R], &[_; R], &[_; R]) =
+            (rows(&a.scale, at), rows(&a.bias, at), rows(&a.total, at));
         let octets: &[[u8; 64]; 4] = bytemuck::cast_ref(bytes);
         let mut even = [_mm512_setzero_si512(); 4];
         let mut odd = [_mm512_setzero_si512(); 4];
         for j in 0..4 {
+            prefetch(&octets[j], AHEAD);
             let both = load_bytes(&octets[j]);
             even[j] = _mm512_and_si512(_mm512_slli_epi32::<4>(both), high);
             odd[j] = _mm512_and_si512(both, high);
         }
-        let d = scales::<FORMAT>(planes);
+        prefetch(&planes[0], AHEAD / 4);
+        let mut d = scales::<FORMAT>(planes);
+        if FORMAT != F32 {
+            d = _mm512_mul_ps(d, _mm512_set1_ps(1.0 / 16.0));
+        }
         let m = if MINS { scales::<FORMAT>(&planes[width..]) } else { _mm512_setzero_ps() };
         for r in 0..R {
             let a = &codes[r];
-            let mut i1 = _mm512_maskz_set1_epi32(symmetric, -128 * sum[r]);
+            let mut i1 = match KIND {
+                PLAIN => _mm512_setzero_si512(),
+                SYMMETRIC => _mm512_set1_epi32(bias[r]),
+                _ => _mm512_maskz_set1_epi32(symmetric, bias[r]),
+            };
             for j in 0..4 {
                 i1 = _mm512_dpbusd_epi32(i1, even[j], repeat(a[2 * j]));
                 i1 = _mm512_dpbusd_epi32(i1, odd[j], repeat(a[2 * j + 1]));
             }
-            let i1 = _mm512_srai_epi32::<4>(i1);
+            if FORMAT == F32 {
+                i1 = _mm512_srai_epi32::<4>(i1);
+            }
             let mut term = _mm512_mul_ps(d, _mm512_cvtepi32_ps(i1));
             if MINS {
                 let i2 = _mm512_set1_ps(total[r]);

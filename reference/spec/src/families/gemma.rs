@@ -74,7 +74,7 @@ impl GemmaConfig {
 
     /// What scores are multiplied by: `query_pre_attn_scalar^-½`.
     pub fn attention_scale(&self) -> f64 {
-        self.query_pre_attn_scalar.powf(-0.5)
+        1.0 / self.query_pre_attn_scalar.sqrt()
     }
 
     /// What embedding rows are multiplied by: the f32 root of hidden.

@@ -122,3 +122,53 @@ pub fn kv_heads(r: &mut ConfigReader, key: &str, heads: usize, default: usize) -
 pub fn size_or(r: &mut ConfigReader, key: &str, default: usize) -> Result<usize, ConfigError> {
     if r.usize_opt(key)?.is_none() { Ok(default) } else { r.size(key) }
 }
+
+/// For every layer the one whose keys and values it attends to: itself, or, for the last `shared`
+/// layers, the last layer before them *of the same type*.
+pub fn kv_sources(
+    r: &mut ConfigReader,
+    types: &[LayerType],
+    shared: usize,
+) -> Result<Vec<usize>, ConfigError> {
+    let own = types.len().saturating_sub(shared);
+    let source = |i: usize| match i < own {
+        true => Some(i),
+        false => (0..own).rev().find(|&j| types[j] == types[i]),
+    };
+    let sources: Option<Vec<usize>> = (0..types.len()).map(source).collect();
+    let expected = "few enough that a layer of every shared type keeps keys of its own";
+    sources.ok_or_else(|| r.wrong("num_kv_shared_layers", expected))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::LayerType::{Full, Sliding};
+    use super::*;
+    use serde_json::json;
+
+    fn sources(types: &[LayerType], shared: usize) -> Result<Vec<usize>, ConfigError> {
+        let map = json!({"num_kv_shared_layers": shared}).as_object().unwrap().clone();
+        kv_sources(&mut ConfigReader::new(&map, ""), types, shared)
+    }
+
+    // Layers 3 and 4 slide, so they read layer 1, not their neighbour 2; layer 5 is full and reads 2.
+    #[test]
+    fn shared_layers_read_the_last_of_their_own_type() {
+        let types = [Sliding, Sliding, Full, Sliding, Sliding, Full];
+        assert_eq!(sources(&types, 3).unwrap(), [0, 1, 2, 1, 1, 2]);
+        assert_eq!(sources(&types, 0).unwrap(), [0, 1, 2, 3, 4, 5]);
+        assert!(sources(&types, 4).unwrap_err().to_string().contains("num_kv_shared_layers is 4"));
+        assert!(sources(&types, 7).is_err());
+    }
+
+    #[test]
+    fn the_pattern_counts_layers_from_one() {
+        let parse = |value: serde_json::Value, count| {
+            layer_types(&mut ConfigReader::new(value.as_object().unwrap(), ""), count, 2)
+        };
+        assert_eq!(parse(json!({}), 3).unwrap(), [Sliding, Full, Sliding]);
+        assert_eq!(parse(json!({"sliding_window_pattern": 3}), 3).unwrap(), [Sliding, Sliding, Full]);
+        assert!(parse(json!({"sliding_window_pattern": 0}), 3).is_err());
+        assert!(parse(json!({"layer_types": ["full_attention"]}), 3).is_err());
+    }
+}

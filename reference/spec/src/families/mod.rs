@@ -5,7 +5,9 @@
 pub mod decoder;
 pub mod draft;
 pub mod gemma;
+pub mod gemma4;
 pub mod layered;
+pub mod ple;
 pub mod wrapped;
 
 use crate::config::{ConfigError, ConfigReader};
@@ -68,6 +70,8 @@ pub enum Config {
     Decoder(decoder::DecoderConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
+    /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
+    Gemma4(gemma4::Gemma4Config),
 }
 
 /// A config with the keys that were passed over (null, false, or allowed by name).
@@ -82,7 +86,8 @@ pub struct Parsed {
 }
 
 /// Every `model_type` that is understood.
-pub const FAMILIES: &[Family] = &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"];
+pub const FAMILIES: &[Family] =
+    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text"];
 
 impl Config {
     /// Reads a `config.json` object. Keys in `allowed` may be unknown.
@@ -108,6 +113,7 @@ impl Config {
         let r = &mut reader;
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
+            "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
         Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
@@ -118,6 +124,7 @@ impl Config {
         match self {
             Config::Decoder(config) => config.family,
             Config::Gemma(config) => config.family,
+            Config::Gemma4(config) => config.family,
         }
     }
 
@@ -126,6 +133,7 @@ impl Config {
         match self {
             Config::Decoder(config) => config.vocab_size,
             Config::Gemma(config) => config.vocab_size,
+            Config::Gemma4(config) => config.vocab_size,
         }
     }
 
@@ -134,6 +142,7 @@ impl Config {
         match self {
             Config::Decoder(config) => config.hidden_size,
             Config::Gemma(config) => config.hidden_size,
+            Config::Gemma4(config) => config.hidden_size,
         }
     }
 
@@ -142,6 +151,7 @@ impl Config {
         match self {
             Config::Decoder(config) => config.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
+            Config::Gemma4(config) => config.layers.len(),
         }
     }
 
@@ -150,17 +160,22 @@ impl Config {
         match self {
             Config::Decoder(config) => config.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
+            Config::Gemma4(config) => config.max_position_embeddings,
         }
     }
 }
 
 /// The weights of a model of any family.
 #[derive(Clone, Debug)]
+// There is one of them in a run, so the room that the largest family takes costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum Weights {
     /// See [`Config::Decoder`].
     Decoder(decoder::DecoderWeights),
     /// See [`Config::Gemma`].
     Gemma(gemma::GemmaWeights),
+    /// See [`Config::Gemma4`].
+    Gemma4(gemma4::Gemma4Weights),
 }
 
 impl Weights {
@@ -171,6 +186,7 @@ impl Weights {
         let weights = match config {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
+            Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
         };
         loader.finish(wrapped::of_a_tower)?;
         Ok(weights)
@@ -181,6 +197,7 @@ impl Weights {
         match self {
             Weights::Decoder(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
+            Weights::Gemma4(weights) => weights.matrices(),
         }
     }
 }

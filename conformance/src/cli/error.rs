@@ -1,0 +1,55 @@
+//! Errors of the command line, each with its exit code.
+
+use crate::mutants::SelectError;
+use crate::subject::UnknownSubject;
+use crate::verify::VerifyError;
+use fixtures::PackageError;
+use golden::DumpError;
+use spec::{ConfigError, LoadError};
+
+/// Why a verb did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// A package that cannot be opened.
+    #[error(transparent)]
+    Package(#[from] PackageError),
+    /// A config that is refused.
+    #[error("{package}: {source}")]
+    Config {
+        /// The package.
+        package: String,
+        /// Why.
+        source: ConfigError,
+    },
+    /// Tensors that do not make the model.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A golden that cannot be read.
+    #[error(transparent)]
+    Golden(#[from] DumpError),
+    /// A run that was not possible.
+    #[error(transparent)]
+    Verify(#[from] VerifyError),
+    /// A mutant that does not exist.
+    #[error(transparent)]
+    Select(#[from] SelectError),
+    /// A subject that does not exist.
+    #[error(transparent)]
+    Subject(#[from] UnknownSubject),
+    /// A file that cannot be read or written.
+    #[error("{0}: {1}")]
+    Io(String, std::io::Error),
+    /// Anything else about the call.
+    #[error("{0}")]
+    Usage(String),
+}
+
+impl CliError {
+    /// 4 where a golden is at fault, else 2.
+    pub fn code(&self) -> u8 {
+        match self {
+            CliError::Golden(_) => 4,
+            _ => 2,
+        }
+    }
+}

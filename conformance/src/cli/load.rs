@@ -1,0 +1,109 @@
+//! Opening packages and prompts.
+
+use super::CliError;
+use crate::verify::Loaded;
+use fixtures::Package;
+use fixtures::random::SplitMix64;
+use golden::Dump;
+use reference::Model;
+use spec::{Config, Weights};
+use std::path::Path;
+
+/// Opens a package and loads its model; `golden` overrides the package's own.
+pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loaded, CliError> {
+    let package = Package::open(name)?;
+    let parsed = Config::parse(package.config(), allowed)
+        .map_err(|source| CliError::Config { package: package.name().to_string(), source })?;
+    let weights = Weights::load(&parsed.config, package.tensors())?;
+    let golden = match golden {
+        Some(path) => Some(Dump::open(path)?),
+        None => package.golden_json().and_then(|file| file.parent().map(Dump::open)).transpose()?,
+    };
+    if let Some(golden) = &golden {
+        check_golden(&package, golden)?;
+        check_ids(&golden.manifest().prompt, &parsed.config, "the golden's prompt")?;
+        check_ids(&golden.manifest().greedy, &parsed.config, "the golden's greedy ids")?;
+    }
+    Ok(Loaded {
+        name: package.name().to_string(),
+        model: Model::new(parsed.config.clone(), weights.clone()),
+        config: parsed.config,
+        weights,
+        golden,
+    })
+}
+
+/// Refuses a golden that was made from other weights.
+fn check_golden(package: &Package, golden: &Dump) -> Result<(), CliError> {
+    let expected = golden.expected_files();
+    for (file, path) in package.files() {
+        let Some(expected) = expected.get(&file) else { continue };
+        let found = golden::sha256_file(&path)?;
+        if found != *expected {
+            let tensor_file = path.display().to_string();
+            return Err(CliError::Golden(golden::DumpError::HashMismatch {
+                path: tensor_file.into(),
+                tensor: None,
+                expected: expected.clone(),
+                found,
+            }));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses ids beyond the vocabulary, and sequences that are empty or too long.
+pub fn check_ids(ids: &[u32], config: &Config, what: &str) -> Result<(), CliError> {
+    let vocab = config.vocab_size();
+    if let Some((n, id)) = ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
+        return Err(CliError::Usage(format!(
+            "{what}: id {id} at position {n} is outside the vocabulary of {vocab} ids"
+        )));
+    }
+    Ok(())
+}
+
+/// The prompts of a file: one a line, token ids separated by spaces. Blank lines are passed over.
+pub fn prompts(file: &Path, config: &Config, steps: usize) -> Result<Vec<Vec<u32>>, CliError> {
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(file).map_err(|error| CliError::Io(name.clone(), error))?;
+    let mut prompts = Vec::new();
+    for (n, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let what = format!("{name}, line {}", n + 1);
+        let ids = line.split_whitespace().map(|word| {
+            word.parse::<u32>().map_err(|_| CliError::Usage(format!("{what}: {word:?} is no token id")))
+        });
+        let ids = ids.collect::<Result<Vec<u32>, _>>()?;
+        check_ids(&ids, config, &what)?;
+        check_length(&ids, config, steps, &what)?;
+        prompts.push(ids);
+    }
+    if prompts.is_empty() {
+        return Err(CliError::Usage(format!(
+            "{name} holds no prompt; expected token ids, one prompt a line"
+        )));
+    }
+    Ok(prompts)
+}
+
+/// Refuses a prompt that does not fit the model together with its steps.
+pub fn check_length(ids: &[u32], config: &Config, steps: usize, what: &str) -> Result<(), CliError> {
+    let most = config.max_position_embeddings();
+    if ids.is_empty() {
+        return Err(CliError::Usage(format!("{what}: the prompt is empty; expected at least one token id")));
+    }
+    if ids.len() + steps > most {
+        return Err(CliError::Usage(format!(
+            "{what}: {} ids and {steps} steps are more than the {most} positions that the model allows",
+            ids.len()
+        )));
+    }
+    Ok(())
+}
+
+/// Seventeen ids, the same in every run: past one launch of 16 rows.
+pub fn seeded_prompt(config: &Config) -> Vec<u32> {
+    let mut random = SplitMix64::new(17);
+    let length = 17.min(config.max_position_embeddings() / 2).max(1);
+    (0..length).map(|_| random.below(config.vocab_size()) as u32).collect()
+}

@@ -1,0 +1,106 @@
+//! The command line: one file a verb.
+
+mod dump;
+mod error;
+mod inspect;
+mod load;
+mod verify;
+
+pub use error::CliError;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Judges LLM inference kernels against a plain reference, layer by layer.
+#[derive(Parser)]
+#[command(name = "karat", version, about, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+    /// How to report.
+    #[arg(long, global = true, value_enum, default_value = "text")]
+    format: Format,
+    /// Write the report to a file instead of standard output.
+    #[arg(long, global = true, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// The forms of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For a terminal.
+    Text,
+    /// For scripts; fields are added, never renamed.
+    Json,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Does this subject compute this model right, and where does it first go wrong?
+    Verify(verify::Args),
+    /// Write the values of a run: prefill, then greedy steps.
+    Dump(dump::Args),
+    /// What is in this package; would it be refused, and why?
+    Inspect(inspect::Args),
+}
+
+/// What a verb has to say, and the exit code that goes with it.
+pub struct Outcome {
+    /// The report, in the format that was asked for.
+    pub report: String,
+    /// 0 conformant, 1 numeric failure, 3 inconclusive, 4 reference or golden broken, 5 crashed.
+    pub code: u8,
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let outcome = match &cli.verb {
+        Verb::Verify(args) => verify::run(args, cli.format),
+        Verb::Dump(args) => dump::run(args, cli.format),
+        Verb::Inspect(args) => inspect::run(args, cli.format),
+    };
+    match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            anstream::eprintln!("karat: {error}");
+            ExitCode::from(error.code())
+        }
+    }
+}
+
+/// Prints a report, or writes it whole or not at all.
+fn emit(report: &str, output: Option<&std::path::Path>) -> Result<(), CliError> {
+    use std::io::Write;
+    let Some(path) = output else {
+        // A reader that has seen enough and closes the pipe is no error.
+        let _ = anstream::stdout().write_all(report.as_bytes());
+        return Ok(());
+    };
+    let partial = path.with_extension("partial");
+    let write = || std::fs::write(&partial, report).and_then(|()| std::fs::rename(&partial, path));
+    write().map_err(|error| CliError::Io(path.display().to_string(), error))
+}
+
+/// The arguments of this process as one line that runs the same again.
+fn repro() -> String {
+    let mut line = "karat".to_string();
+    let mut skip = false;
+    for argument in std::env::args().skip(1) {
+        let drop_next = matches!(&*argument, "--format" | "--output");
+        if !skip && !drop_next && !argument.starts_with("--format=") && !argument.starts_with("--output=") {
+            line.push(' ');
+            let plain = argument.chars().all(|c| c.is_ascii_alphanumeric() || "-_./@:=,".contains(c));
+            line.push_str(&if plain { argument.clone() } else { format!("'{argument}'") });
+        }
+        skip = drop_next;
+    }
+    line
+}

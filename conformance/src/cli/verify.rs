@@ -1,0 +1,130 @@
+//! `karat verify`.
+
+use super::load::{load, prompts, seeded_prompt};
+use super::{CliError, Format, Outcome, repro};
+use crate::contract::Contract;
+use crate::follow::View;
+use crate::judge::Verdict;
+use crate::mutants::Selection;
+use crate::report;
+use crate::subject::SubjectSpec;
+use crate::verify::{Options, PackageResult, verify};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+
+/// Arguments of `verify`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Packages: paths or bundled names; all bundled ones where none is given.
+    #[arg(value_name = "PACKAGE")]
+    packages: Vec<String>,
+    /// A dump to hold the reference to, instead of the package's own.
+    #[arg(long, value_name = "DUMP")]
+    golden: Option<PathBuf>,
+    /// What is under test: npu, npu:int8, npu:f32, ..., reference.
+    #[arg(long, value_name = "SPEC", default_value = "npu")]
+    subject: String,
+    /// The number formats to judge it under, instead of those that it declares.
+    #[arg(long, value_name = "NAME")]
+    contract: Option<String>,
+    /// Prompts as token ids, one a line.
+    #[arg(long, value_name = "FILE")]
+    prompt_ids: Option<PathBuf>,
+    /// Greedy steps behind the prompt, where no golden says how many.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    tokens: usize,
+    /// Judge only taps that match: prefill.layers.*.q_proj.
+    #[arg(long, value_name = "GLOB")]
+    sites: Option<String>,
+    /// Judge all error that has come down to a site, and not only its own.
+    #[arg(long)]
+    cumulative: bool,
+    /// Print the counted cost of a token.
+    #[arg(long)]
+    cost: bool,
+    /// Pass over this unknown config key.
+    #[arg(long, value_name = "KEY")]
+    allow_unknown: Vec<String>,
+    /// Verify a subject that is wrong in the named way: ID[:VARIANT][@SITE].
+    #[arg(long, value_name = "MUTANT")]
+    mutate: Option<String>,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
+    let subject: SubjectSpec = args.subject.parse()?;
+    let contract_name = args.contract.as_deref().unwrap_or(subject.contract_name());
+    let contract = Contract::named(contract_name).ok_or_else(|| {
+        let known = Contract::NAMES.join(", ");
+        CliError::Usage(format!("no contract is called {contract_name}; there are {known}"))
+    })?;
+    let mutate = args.mutate.as_deref().map(Selection::parse).transpose()?;
+    let packages = if args.packages.is_empty() { bundled_models() } else { args.packages.clone() };
+    if packages.len() > 1 && (args.golden.is_some() || args.prompt_ids.is_some()) {
+        return Err(CliError::Usage("--golden and --prompt-ids need one package; name it".into()));
+    }
+    let options = Options {
+        subject: &subject,
+        contract: &contract,
+        view: if args.cumulative { View::Cumulative } else { View::Own },
+        mutate: mutate.as_ref(),
+        sites: args.sites.as_deref(),
+        steps: args.tokens,
+    };
+    let bar = progress(packages.len());
+    let mut results = Vec::new();
+    for name in &packages {
+        bar.set_message(name.clone());
+        let loaded = load(name, args.golden.as_deref(), &args.allow_unknown)?;
+        let (prompts, seeded) = match (&args.prompt_ids, &loaded.golden) {
+            (Some(file), _) => (prompts(file, &loaded.config, args.tokens)?, false),
+            (None, Some(golden)) => (vec![golden.manifest().prompt.clone()], false),
+            (None, None) => (vec![seeded_prompt(&loaded.config)], true),
+        };
+        for (n, prompt) in prompts.iter().enumerate() {
+            let mut result = verify(&loaded, prompt, &options, repro())?;
+            result.prompt = (prompts.len() > 1).then_some(n);
+            if seeded && result.reason.is_none() {
+                result.reason = Some(format!("no prompt and no golden: ran on the seeded ids {prompt:?}"));
+            }
+            results.push(result);
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    if let Some(glob) = &args.sites
+        && results.iter().all(|result| result.sites.is_empty() && result.verdict < Verdict::NotSupported)
+    {
+        return Err(CliError::Verify(crate::verify::VerifyError::NoSite { glob: glob.clone() }));
+    }
+    let code = exit_code(&results);
+    let report = match format {
+        Format::Text => report::text::verify(&results, args.cost),
+        Format::Json => report::json::verify(&results),
+    };
+    Ok(Outcome { report, code })
+}
+
+/// The bundled packages that are one model each.
+fn bundled_models() -> Vec<String> {
+    let is_model = |name: &String| fixtures::Package::open(name).is_ok_and(|package| !package.has_draft());
+    fixtures::bundled().into_iter().filter(is_model).collect()
+}
+
+/// The exit code of the worst result.
+fn exit_code(results: &[PackageResult]) -> u8 {
+    let rank = |code: &u8| match code {
+        0 => 0,
+        3 => 1,
+        1 => 2,
+        5 => 3,
+        _ => 4,
+    };
+    results.iter().map(PackageResult::exit_code).max_by_key(rank).unwrap_or(0)
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn progress(length: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg}");
+    ProgressBar::new(length as u64).with_style(style.expect("a template of known keys"))
+}

@@ -1,0 +1,152 @@
+//! `Follow`: judge each site that a subject exposes, then go on from the subject's own value.
+//!
+//! So every site shows the error that the subject made there, and not what it inherited.
+
+use crate::contract::{Contract, decoded_image};
+use crate::judge::{Budget, SiteResult, judge, rows_and_columns};
+use crate::mutants::explain::{Explanation, explain};
+use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
+use reference::{Call, Ops, Tensor};
+use spec::{NonFinite, Site};
+use std::collections::BTreeMap;
+
+/// The values of a subject in one pass.
+pub type PassTaps = BTreeMap<Site, Tensor>;
+
+/// Whether a site's error is its own or all that has come down to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    /// Continue from the subject's values.
+    Own,
+    /// Continue from the reference's values; the variance adds up.
+    Cumulative,
+}
+
+/// Follows a subject through one pass.
+pub struct Follow<'a> {
+    contract: &'a Contract,
+    budget: Budget,
+    view: View,
+    pass: &'a str,
+    taps: &'a PassTaps,
+    /// Which sites are judged; the others are only followed.
+    judged: &'a dyn Fn(&str) -> bool,
+    /// Whether a failure is still to be explained: only the first is.
+    explain: bool,
+    /// The subject's own images of the weights behind its linear sites, to be checked against the rule of
+    /// the contract.
+    pub images: &'a [(Site, spec::Matrix)],
+    /// The judged sites, in the order of the data flow.
+    pub results: Vec<SiteResult>,
+    /// Sites of the reference that the subject does not expose.
+    pub not_exposed: Vec<Site>,
+    /// Why the first failure failed.
+    pub explanation: Option<Explanation>,
+    error: Option<NonFinite>,
+}
+
+impl<'a> Follow<'a> {
+    /// Follows `taps` through the pass called `pass`.
+    pub fn new(
+        contract: &'a Contract,
+        budget: Budget,
+        view: View,
+        pass: &'a str,
+        taps: &'a PassTaps,
+        judged: &'a dyn Fn(&str) -> bool,
+        explain: bool,
+    ) -> Self {
+        let (results, not_exposed) = (Vec::new(), Vec::new());
+        Self {
+            contract,
+            budget,
+            view,
+            pass,
+            taps,
+            judged,
+            explain,
+            images: &[],
+            results,
+            not_exposed,
+            explanation: None,
+            error: None,
+        }
+    }
+
+    /// The first weight found not to be finite.
+    pub fn check(&mut self) -> Result<(), NonFinite> {
+        self.error.take().map_or(Ok(()), Err)
+    }
+
+    /// Checks the subject's image of a weight value for value: it must be what the contract's rule makes
+    /// of the package's weight.
+    fn compare_image(&mut self, at: Site, call: &Call<Bounded>) -> Result<(), NonFinite> {
+        let Call::Linear { w, .. } = call else { return Ok(()) };
+        let Some((_, image)) = self.images.iter().find(|(site, _)| *site == at) else { return Ok(()) };
+        let rule = decoded_image(&w.weight, self.contract.linear)?;
+        let shape = [w.weight.out(), w.weight.inner()];
+        let values = image.to_values()?;
+        let zero = ndarray::ArrayD::zeros(ndarray::IxDyn(&shape));
+        let r = ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&shape), rule).expect("one value a weight");
+        let expected = Expected { r, variance: zero.clone(), bound: zero, calibrated: false };
+        let result = judge(&format!("image.{at}"), &shape, &values, &expected, &self.budget);
+        if result.verdict != crate::judge::Verdict::Passed {
+            self.results.push(result);
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, at: Site, call: &Call<Bounded>, subject: &Tensor, expected: &Expected) {
+        let name = format!("{}.{at}", self.pass);
+        if !(self.judged)(&name) {
+            return;
+        }
+        let values: Vec<f32> = subject.iter().copied().collect();
+        let result = judge(&name, subject.shape(), &values, expected, &self.budget);
+        if result.verdict == crate::judge::Verdict::Failed && self.explain {
+            self.explain = false;
+            self.explanation = explain(at, call, subject, self.contract);
+        }
+        self.results.push(result);
+    }
+}
+
+impl Ops for Follow<'_> {
+    type Tensor = Bounded;
+
+    fn run(&mut self, at: Site, call: Call<'_, Bounded>) -> Bounded {
+        if let Err(error) = self.compare_image(at, &call) {
+            self.error.get_or_insert(error);
+        }
+        let expected = match expect(&call, self.contract, Truth::Image) {
+            Ok(expected) => expected,
+            Err(error) => {
+                self.error.get_or_insert(error);
+                return poisoned(&call);
+            }
+        };
+        match self.taps.get(&at) {
+            Some(subject) => {
+                self.compare(at, &call, subject, &expected);
+                if self.view == View::Own {
+                    return Bounded::exact(subject.clone());
+                }
+            }
+            None => self.not_exposed.push(at),
+        }
+        let value = expected.r.mapv(|v| v as f32).into_shared();
+        let exact = expected.variance.iter().all(|&v| v == 0.0);
+        Bounded { value, variance: (!exact).then(|| expected.variance.into_shared()) }
+    }
+}
+
+/// How many tests a run over these taps makes.
+pub fn budget<'t>(taps: impl IntoIterator<Item = (Site, &'t Tensor)>) -> Budget {
+    let mut budget = Budget { elements: 0, groups: 0 };
+    for (site, tensor) in taps {
+        let (rows, columns) = rows_and_columns(site.name, tensor.shape());
+        budget.elements += tensor.len();
+        budget.groups += 1 + rows + columns + rows.div_ceil(16) * columns.div_ceil(32);
+    }
+    budget
+}

@@ -1,0 +1,4 @@
+//! One result, rendered in several forms.
+
+pub mod json;
+pub mod text;

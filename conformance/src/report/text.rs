@@ -1,0 +1,190 @@
+//! Text for a terminal.
+
+use crate::judge::{SiteResult, Verdict};
+use crate::verify::PackageResult;
+use comfy_table::{CellAlignment, Table, presets};
+use std::fmt::Write;
+
+/// How many sites a table shows.
+const WORST: usize = 5;
+
+/// The report of `verify`: a paragraph and a table of the worst sites a package, then the verdict.
+pub fn verify(results: &[PackageResult], cost: bool) -> String {
+    let mut text = String::new();
+    for result in results {
+        package(&mut text, result, cost).expect("a string takes all writes");
+        text.push('\n');
+    }
+    let worst = results.iter().map(|result| result.verdict).max().unwrap_or(Verdict::Skipped);
+    let passed = results.iter().filter(|result| result.exit_code() == 0).count();
+    let packages = if results.len() == 1 { "package" } else { "packages" };
+    writeln!(text, "{}: {passed} of {} {packages} conformant", painted(worst), results.len())
+        .expect("a string takes all writes");
+    text
+}
+
+fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::Result {
+    let prompt = result.prompt.map_or(String::new(), |n| format!(" prompt {n}"));
+    writeln!(text, "{}{prompt} · {} · {}", result.package, result.subject, painted(result.verdict))?;
+    if let Some(reason) = &result.reason {
+        writeln!(text, "  {reason}")?;
+    }
+    reference(text, result)?;
+    if let Some(logits) = &result.logits {
+        let (equal, all) = logits.argmax_equal;
+        let ties =
+            if logits.near_ties > 0 { format!(", {} near ties", logits.near_ties) } else { String::new() };
+        writeln!(
+            text,
+            "  logits     {} · argmax equal at {equal} of {all} positions{ties} · KL at most {:.1e}",
+            painted(logits.verdict),
+            logits.kl_max
+        )?;
+        for flip in logits.flips.iter().filter(|flip| !flip.near_tie).take(3) {
+            writeln!(
+                text,
+                "             {} row {}: token {} instead of {}, margin {:.4} is {:.1} sigma",
+                flip.pass, flip.row, flip.found, flip.expected, flip.margin, flip.sigmas
+            )?;
+        }
+    }
+    if result.sites.is_empty() {
+        return writeln!(text, "  again      {}", result.repro);
+    }
+    let bad = result.sites.iter().filter(|site| site.verdict != Verdict::Passed).count();
+    let exposed = match result.not_exposed.len() {
+        0 => String::new(),
+        n => format!(" · {n} sites not exposed: {}", names(&result.not_exposed)),
+    };
+    writeln!(
+        text,
+        "  sites      {} of {} taps within the {} contract{exposed}",
+        result.sites.len() - bad,
+        result.sites.len(),
+        result.contract
+    )?;
+    if let Some(first) = &result.first_failure {
+        write!(text, "  first      {}", first.site)?;
+        if let Some(element) = &first.element {
+            write!(
+                text,
+                " [row {}, col {}]: expected {}, found {}",
+                element.row, element.col, element.expected as f32, element.found as f32
+            )?;
+        }
+        writeln!(text)?;
+        if let Some(pattern) = &first.pattern {
+            writeln!(text, "  where      {pattern}")?;
+        }
+    }
+    if let Some(explanation) = &result.explanation {
+        match (&explanation.named, &explanation.next_best) {
+            (Some(named), next) => {
+                let next = next
+                    .as_ref()
+                    .map_or(String::new(), |n| format!("; next best {} at {:.3}", n.mutant, n.z_rms));
+                writeln!(
+                    text,
+                    "  computes   {} ({}): reproduces it with rms z {:.3}{next}",
+                    named.formula, named.mutant, named.z_rms
+                )?;
+            }
+            (None, Some(next)) => writeln!(
+                text,
+                "  computes   no mutant explains it; nearest {} with rms z {:.1}",
+                next.mutant, next.z_rms
+            )?,
+            (None, None) => {}
+        }
+    }
+    if result.verdict >= Verdict::Drift {
+        writeln!(text, "  again      {}", result.repro)?;
+    }
+    writeln!(text, "{}", indented(&worst_sites(result)))?;
+    if let (true, Some(cost)) = (cost, result.cost) {
+        writeln!(
+            text,
+            "  cost       a step decodes {} bytes of weights, streams {} bytes of images in {} launches",
+            cost.dequantised_bytes_per_token, cost.streamed_bytes_per_token, cost.launches_per_token
+        )?;
+    }
+    Ok(())
+}
+
+fn reference(text: &mut String, result: &PackageResult) -> std::fmt::Result {
+    let part = &result.reference;
+    write!(text, "  reference  {} · golden {}", painted(part.verdict), part.golden)?;
+    if let (Some((equal, all)), Some(kl), Some(worst), Some(taps)) =
+        (part.argmax_equal, part.kl_max, &part.worst, part.taps)
+    {
+        write!(
+            text,
+            " · {taps} taps, worst {} at {:.2} of its limit · argmax equal at {equal} of {all} positions · KL at most {kl:.1e}",
+            worst.site, worst.ratio
+        )?;
+    }
+    writeln!(text)
+}
+
+/// The sites that are furthest from passing.
+fn worst_sites(result: &PackageResult) -> String {
+    let mut sites: Vec<&SiteResult> = result.sites.iter().collect();
+    sites.sort_by(|a, b| b.verdict.cmp(&a.verdict).then(b.z_max.total_cmp(&a.z_max)));
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header([
+        "worst sites",
+        "verdict",
+        "elements",
+        "wrong",
+        "max |z|",
+        "rms z",
+        "mean z",
+        "max abs",
+        "at",
+    ]);
+    for site in sites.into_iter().take(WORST) {
+        table.add_row([
+            site.site.clone(),
+            site.verdict.name().to_string(),
+            site.elements.to_string(),
+            site.wrong.to_string(),
+            format!("{:.2}", site.z_max),
+            format!("{:.3}", site.z_rms),
+            format!("{:+.3}", site.z_bias),
+            format!("{:.1e}", site.max_abs),
+            format!("[{}, {}]", site.worst.row, site.worst.col),
+        ]);
+    }
+    for column in 2..8 {
+        table.column_mut(column).expect("nine columns").set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+fn names(sites: &[String]) -> String {
+    let mut leaves: Vec<&str> = Vec::new();
+    for site in sites {
+        let leaf = site.splitn(3, '.').nth(2).filter(|_| site.starts_with("layers.")).unwrap_or(site);
+        if !leaves.contains(&leaf) {
+            leaves.push(leaf);
+        }
+    }
+    leaves.join(", ")
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {}", line.trim_end())).collect::<Vec<_>>().join("\n")
+}
+
+/// A verdict in its colour; the colour is taken out where it is not wanted.
+fn painted(verdict: Verdict) -> String {
+    use anstyle::{AnsiColor, Style};
+    let colour = match verdict {
+        Verdict::Passed => AnsiColor::Green,
+        Verdict::Skipped | Verdict::NearTie | Verdict::Drift => AnsiColor::Yellow,
+        Verdict::NotSupported | Verdict::Mistrusted => AnsiColor::Magenta,
+        Verdict::Failed | Verdict::Crashed | Verdict::Broken => AnsiColor::Red,
+    };
+    let style = Style::new().bold().fg_color(Some(colour.into()));
+    format!("{style}{}{style:#}", verdict.name())
+}

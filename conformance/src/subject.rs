@@ -1,0 +1,206 @@
+//! What is under test, and how to run it.
+
+use crate::contract::Contract;
+use crate::follow::PassTaps;
+use crate::mutants::{MutantOps, Selection};
+use crate::passes::Pass;
+use crate::record::Record;
+use device::{DeviceError, Engine, Npu, Switches, TapSink};
+use reference::{Model, ModelState, Tensor};
+use spec::{Config, Matrix, NonFinite, Site, Weights};
+
+/// A subject as named on the command line.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SubjectSpec {
+    /// The built-in NPU path with one of its engines.
+    Npu(Engine),
+    /// The reference itself.
+    Reference,
+}
+
+/// A subject that is not known.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("subject {0} is not known; there are npu, {npu} and reference", npu = Engine::ALL.map(|e| format!("npu:{e}")).join(", "))]
+pub struct UnknownSubject(String);
+
+impl std::str::FromStr for SubjectSpec {
+    type Err = UnknownSubject;
+
+    fn from_str(text: &str) -> Result<Self, UnknownSubject> {
+        let unknown = || UnknownSubject(text.to_string());
+        match text {
+            "npu" => Ok(SubjectSpec::Npu(Engine::Int8)),
+            "reference" => Ok(SubjectSpec::Reference),
+            _ => {
+                let engine = text.strip_prefix("npu:").ok_or_else(unknown)?;
+                engine.parse().map(SubjectSpec::Npu).map_err(|_| unknown())
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for SubjectSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SubjectSpec::Npu(engine) => write!(f, "npu:{engine}"),
+            SubjectSpec::Reference => f.write_str("reference"),
+        }
+    }
+}
+
+impl SubjectSpec {
+    /// The name of the contract that the subject declares.
+    pub fn contract_name(&self) -> &'static str {
+        match self {
+            SubjectSpec::Npu(engine) => engine.name(),
+            SubjectSpec::Reference => "f32",
+        }
+    }
+}
+
+/// Why a subject gave no values.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SubjectError {
+    /// It cannot run this model.
+    #[error("not supported: {0}")]
+    NotSupported(String),
+    /// It stopped.
+    #[error("{0}")]
+    Stopped(String),
+    /// The package's weights are at fault.
+    #[error(transparent)]
+    Weights(#[from] NonFinite),
+}
+
+impl From<DeviceError> for SubjectError {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Weight(source) => SubjectError::Weights(source),
+            DeviceError::Design { .. } | DeviceError::Model { .. } => {
+                SubjectError::NotSupported(error.to_string())
+            }
+            other => SubjectError::Stopped(other.to_string()),
+        }
+    }
+}
+
+/// Counted costs of one token.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct CostPerToken {
+    /// f32 bytes that matrix weights were decoded to, in the last pass: 0 once all is resident.
+    pub dequantised_bytes_per_token: u64,
+    /// Image bytes streamed.
+    pub streamed_bytes_per_token: u64,
+    /// Launches.
+    pub launches_per_token: u64,
+}
+
+/// Something that computes a model's passes and shows what it computed.
+pub trait Subject {
+    /// Runs one pass behind the passes before it; the values of all sites that it exposes.
+    fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError>;
+
+    /// The weights that it multiplies with to get `site`, decoded from its own image.
+    fn image(&mut self, site: Site) -> Option<Matrix> {
+        let _ = site;
+        None
+    }
+
+    /// Costs of the last pass, where it counts them.
+    fn cost(&self) -> Option<CostPerToken> {
+        None
+    }
+}
+
+/// The built-in NPU path.
+pub struct NpuSubject(Npu);
+
+impl NpuSubject {
+    /// The path on an engine.
+    pub fn new(
+        config: &Config,
+        weights: &Weights,
+        engine: Engine,
+        switches: Switches,
+    ) -> Result<Self, SubjectError> {
+        Ok(Self(Npu::init(config, weights, engine, switches)?))
+    }
+}
+
+struct Collect(PassTaps);
+
+impl TapSink for Collect {
+    fn tap(&mut self, site: Site, shape: &[usize], values: &[f32]) {
+        let tensor = Tensor::from_shape_vec(ndarray::IxDyn(shape), values.to_vec());
+        self.0.insert(site, tensor.expect("a tap has as many values as its shape says"));
+    }
+}
+
+impl Subject for NpuSubject {
+    fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError> {
+        let mut taps = Collect(PassTaps::new());
+        self.0.step_batch_tapped(&pass.ids, &mut taps)?;
+        Ok(taps.0)
+    }
+
+    fn image(&mut self, site: Site) -> Option<Matrix> {
+        self.0.device_weights(site).ok().flatten()
+    }
+
+    fn cost(&self) -> Option<CostPerToken> {
+        let (counters, total) = (self.0.counters(), self.0.counters().total());
+        let rows = counters.rows.max(1);
+        Some(CostPerToken {
+            dequantised_bytes_per_token: total.dequantised_bytes / rows,
+            streamed_bytes_per_token: total.streamed_bytes / rows,
+            launches_per_token: total.launches / rows,
+        })
+    }
+}
+
+/// The reference as a subject.
+pub struct ReferenceSubject<'m> {
+    model: &'m Model,
+    ops: Record,
+    state: ModelState<Tensor>,
+}
+
+impl<'m> ReferenceSubject<'m> {
+    /// The reference over a model.
+    pub fn new(model: &'m Model) -> Self {
+        Self { model, ops: Record::default(), state: model.fresh() }
+    }
+}
+
+impl Subject for ReferenceSubject<'_> {
+    fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError> {
+        self.model.pass(&mut self.ops, &mut self.state, &pass.ids);
+        Ok(self.ops.take()?.into_iter().collect())
+    }
+}
+
+/// An honest subject of a contract, but for one mutant.
+pub struct MutantSubject<'m> {
+    model: &'m Model,
+    ops: MutantOps<'m>,
+    state: ModelState<Tensor>,
+}
+
+impl<'m> MutantSubject<'m> {
+    /// A subject that is wrong as `selection` says.
+    pub fn new(model: &'m Model, contract: &'m Contract, selection: &'m Selection) -> Self {
+        Self { model, ops: MutantOps::new(contract, selection), state: model.fresh() }
+    }
+
+    /// The sites at which the mutant has been applied so far.
+    pub fn applied(&self) -> &[Site] {
+        &self.ops.applied
+    }
+}
+
+impl Subject for MutantSubject<'_> {
+    fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError> {
+        self.model.pass(&mut self.ops, &mut self.state, &pass.ids);
+        Ok(self.ops.take()?.into_iter().collect())
+    }
+}

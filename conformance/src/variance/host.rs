@@ -1,0 +1,231 @@
+//! What honest f32 code gives for every op that is no matrix product.
+//!
+//! These are limits rather than models: code may add in any order and its elementary functions may be
+//! off by [`Host::ulps`] units, so the variance covers the worst honest choice.
+
+use super::block::{conv_sizes, walk_sizes};
+use super::{Bounded, U, rounding, ulp};
+use crate::contract::Host;
+use ndarray::{ArrayD, Zip};
+use reference::ops::evaluate;
+use reference::{Call, Tensor};
+use spec::NonFinite;
+
+/// Own spread of an op: variance and hard bound of every element.
+pub struct Own {
+    pub variance: ArrayD<f64>,
+    pub bound: ArrayD<f64>,
+}
+
+/// The spread that honest f32 code adds at this op, on exact inputs.
+pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
+    match call {
+        Call::Linear { .. } => unreachable!("matrix products have rules of their own"),
+        // Moving values rounds nothing.
+        Call::Append { .. }
+        | Call::Truncate { .. }
+        | Call::Join { .. }
+        | Call::Stack { .. }
+        | Call::Tail { .. }
+        | Call::Candidates { .. }
+        | Call::Pick { .. } => exact(r),
+        Call::Embed { scale, .. } if *scale == 1.0 => exact(r),
+        Call::Embed { .. } => relative(r, 1.0),
+        // One product and one sum.
+        Call::Residual { multiplier, x, branch } => {
+            let products = if *multiplier == 1.0 { 0.0 } else { 1.0 };
+            let size = sum_of_sizes(&[(&x.value, 1.0), (&branch.value, f64::from(*multiplier))], r);
+            spread(r, |n, r| ulp(r) / 2.0 + products * U * size[n])
+        }
+        // Squares, their sum in any order, mean, root, division, weight: the sum of n positive terms is
+        // off by at most n·u/2 relative, and the root halves that.
+        Call::RmsNorm { width, .. } => relative(r, 4.0 + host.ulps + *width as f64 / 2.0),
+        // The angle is a rounded product of a position and a frequency that is itself off by a few
+        // units: an error of 4·u·angle, times a derivative of at most the magnitude.
+        Call::RopeTable { positions, rope, .. } => {
+            let frequencies = reference::ops::inverse_frequencies(
+                rope,
+                positions.iter().max().map_or(0, |&p| p as usize + 1),
+            );
+            let (columns, pairs) = (rope.rotary_dim, rope.rotary_dim / 2);
+            spread(r, |n, r| {
+                let angle = f64::from(positions[n / columns]) * f64::from(frequencies[n % columns % pairs]);
+                4.0 * U * angle + host.ulps * ulp(r.abs().max(0.5))
+            })
+        }
+        // Two products and one difference.
+        Call::Rotate { x, rope, .. } => {
+            let d = rope.head_dim;
+            let sizes: Vec<f64> = x.value.iter().map(|v| f64::from(*v).abs()).collect();
+            let half = rope.rotary_dim / 2;
+            let partner = |n: usize| match n % d {
+                i if i < half => n + half,
+                i if i < 2 * half => n - half,
+                _ => n,
+            };
+            let interleaved = rope.pairing == spec::Pairing::Interleaved;
+            let largest = |n: usize| sizes[n / d * d..][..d].iter().fold(0f64, |m, &v| m.max(v));
+            spread(r, |n, _| match n % d {
+                i if i >= 2 * half => 0.0,
+                _ if interleaved => 4.0 * U * largest(n),
+                _ => 2.0 * U * (sizes[n] + sizes[partner(n)]),
+            })
+        }
+        // A dot product over head_dim in any order, the scale, perhaps the cap.
+        Call::AttnScores { q, k, scale, softcap } => {
+            let cap = if softcap.is_some() { 3.0 + host.ulps } else { 0.0 };
+            let absolute = absolute_scores(q, k, *scale);
+            let n = *q.value.shape().last().unwrap_or(&1) as f64;
+            spread(r, |i, r| U * (n + 2.0) * absolute[i] + cap * ulp(r))
+        }
+        // exp of a difference (its rounding grows with the score), a sum over keys, a division.
+        Call::AttnProbs { scores, .. } => {
+            let keys = *scores.value.shape().last().unwrap_or(&1);
+            let flat: Vec<f64> = scores.value.iter().map(|&s| f64::from(s)).collect();
+            spread(r, |i, r| {
+                let row = &flat[i / keys * keys..][..keys];
+                let largest = row.iter().fold(0f64, |m, v| m.max(v.abs()));
+                r * U * (2.0 * largest + keys as f64 + 4.0 + 2.0 * host.ulps) + f64::from(f32::MIN_POSITIVE)
+            })
+        }
+        // A sum over keys in any order.
+        Call::AttnCtx { probs, v } => {
+            let absolute = v.value.mapv(f32::abs).into_shared();
+            let sizes = reference::ops::attn_ctx(&probs.value, &absolute);
+            let sizes: Vec<f64> = sizes.iter().copied().collect();
+            let keys = *probs.value.shape().last().unwrap_or(&1) as f64;
+            spread(r, |i, _| U * (keys + 2.0) * sizes[i])
+        }
+        // For every tap one sum, one product and one sum more.
+        Call::BlockConv { x, dynamic, conv, side } => {
+            let sizes = conv_sizes(&x.value, &dynamic.value, conv, *side);
+            let steps = conv.kernel as f64 + 2.0;
+            spread(r, |n, r| ulp(r) / 2.0 + steps * U * sizes[n])
+        }
+        // Two products for every column of the codebooks, their sum, and the logit.
+        Call::PathScores { logits, candidates, hidden, selector, anchor } => {
+            let operands = [&logits.value, &candidates.value, &hidden.value];
+            let (sizes, rank) = (walk_sizes(operands, selector, *anchor, r), selector.predecessor.inner());
+            spread(r, |n, r| ulp(r) / 2.0 + (rank as f64 + 3.0) * U * sizes[n])
+        }
+        // One product.
+        Call::Scale { .. } => relative(r, 1.0),
+        // A sum and a product; the factor itself is rounded.
+        Call::PerLayerInput { token, context, layer, width } => {
+            let (token, context) = (&token.value, &context.value);
+            let columns = token.len() / token.shape()[0].max(1);
+            let (token, context): (Vec<f32>, Vec<f32>) =
+                (token.iter().copied().collect(), context.iter().copied().collect());
+            spread(r, |n, r| {
+                let from = n / width * columns + layer * width + n % width;
+                ulp(r) + U * f64::from(token[from].abs() + context[from].abs())
+            })
+        }
+        // A division, tanh, a product.
+        Call::Softcap { x, .. } => {
+            let size: Vec<f64> = x.value.iter().map(|&v| f64::from(v).abs()).collect();
+            spread(r, |i, r| (2.0 + host.ulps) * (ulp(r) / 2.0 + U * size[i]))
+        }
+        // exp or tanh, a sum, a division, two products. The gelu's 1 + tanh cancels for negative
+        // gates, so its error is absolute in the size of gate · up.
+        Call::GatedAct { gate, up, .. } => {
+            let size: Vec<f64> = Zip::from(&gate.value)
+                .and(&up.value)
+                .map_collect(|&g, &u| (f64::from(g) * f64::from(u)).abs())
+                .into_iter()
+                .collect();
+            spread(r, |i, _| (4.0 + 2.0 * host.ulps) * U * size[i])
+        }
+    }
+}
+
+/// The variance that errors of the inputs cause, by first derivatives; nothing where all inputs are exact.
+pub fn carried(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<Option<ArrayD<f64>>, NonFinite> {
+    if call.operands().iter().all(|o| o.variance.is_none()) {
+        return Ok(None);
+    }
+    match call {
+        Call::Embed { .. } | Call::RopeTable { .. } | Call::Linear { .. } => Ok(None),
+        Call::Residual { x, branch, multiplier } => {
+            let m2 = f64::from(*multiplier).powi(2);
+            Ok(Some(indexed(r, |n| x.variance_at(n) + m2 * branch.variance_at(n))))
+        }
+        _ => probed(call, r).map(Some),
+    }
+}
+
+/// How many random perturbations stand for an input's errors where no formula is written down.
+const PROBES: usize = 24;
+
+/// `V ≈ mean over probes of (f(x + σ·ξ) - f(x))²`, ξ = ±1 drawn anew for every element.
+///
+/// A measured first-order propagation: right for every op, covariances inside the op included.
+fn probed(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<ArrayD<f64>, NonFinite> {
+    let mut total = ArrayD::<f64>::zeros(r.raw_dim());
+    for probe in 0..PROBES {
+        let operands: Vec<Tensor> = call
+            .operands()
+            .iter()
+            .enumerate()
+            .map(|(o, operand)| perturbed(operand, (probe * 16 + o) as u64))
+            .collect();
+        let moved = evaluate(&call.with(&operands))?;
+        Zip::from(&mut total).and(&moved).and(r).for_each(|total, moved, r| {
+            let difference = moved - r;
+            *total += difference * difference;
+        });
+    }
+    Ok(total / PROBES as f64)
+}
+
+fn perturbed(operand: &Bounded, seed: u64) -> Tensor {
+    let Some(variance) = &operand.variance else { return operand.value.clone() };
+    let mut signs = fixtures::random::SplitMix64::new(seed);
+    Zip::from(&operand.value)
+        .and(variance)
+        .map_collect(|&v, &variance| {
+            let sign = if signs.next() & 1 == 0 { 1.0 } else { -1.0 };
+            (f64::from(v) + sign * variance.sqrt()) as f32
+        })
+        .into_shared()
+}
+
+fn exact(r: &ArrayD<f64>) -> Own {
+    Own { variance: ArrayD::zeros(r.raw_dim()), bound: ArrayD::zeros(r.raw_dim()) }
+}
+
+/// `roundings` half units in the last place of the result.
+fn relative(r: &ArrayD<f64>, roundings: f64) -> Own {
+    if roundings == 1.0 {
+        return Own { variance: r.mapv(rounding), bound: r.mapv(|r| ulp(r) / 2.0) };
+    }
+    spread(r, |_, r| roundings * ulp(r) / 2.0)
+}
+
+/// A hard bound per element, and the variance of an error that is uniform within it.
+fn spread(r: &ArrayD<f64>, bound: impl Fn(usize, f64) -> f64) -> Own {
+    let r_flat = r.as_standard_layout();
+    let values: Vec<f64> = r_flat.iter().enumerate().map(|(n, &r)| bound(n, r)).collect();
+    let bound = ArrayD::from_shape_vec(r.raw_dim(), values).expect("one bound an element");
+    Own { variance: bound.mapv(|b| b * b / 3.0), bound }
+}
+
+fn indexed(r: &ArrayD<f64>, value: impl Fn(usize) -> f64) -> ArrayD<f64> {
+    ArrayD::from_shape_vec(r.raw_dim(), (0..r.len()).map(value).collect()).expect("one value an element")
+}
+
+fn sum_of_sizes(parts: &[(&Tensor, f64)], r: &ArrayD<f64>) -> Vec<f64> {
+    let mut sizes = vec![0.0; r.len()];
+    for (part, factor) in parts {
+        for (size, &v) in sizes.iter_mut().zip(part.iter()) {
+            *size += (f64::from(v) * factor).abs();
+        }
+    }
+    sizes
+}
+
+/// `scale · Σ_d |q · k|`, in the order of the scores.
+fn absolute_scores(q: &Bounded, k: &Bounded, scale: f64) -> Vec<f64> {
+    let (q, k) = (q.value.mapv(f32::abs).into_shared(), k.value.mapv(f32::abs).into_shared());
+    reference::ops::attn_scores(&q, &k, scale.abs(), None).into_iter().collect()
+}

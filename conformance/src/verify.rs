@@ -1,0 +1,559 @@
+//! `verify`: does a subject compute a model right, and where does it first go wrong?
+
+use crate::contract::Contract;
+use crate::follow::{Follow, PassTaps, View, budget};
+use crate::golden_gate::{self, GateError, GoldenGate, argmax, kl};
+use crate::judge::{Budget, Mismatch, SiteResult, Verdict};
+use crate::mutants::Selection;
+use crate::mutants::explain::Explanation;
+use crate::passes::Pass;
+use crate::subject::{
+    CostPerToken, MutantSubject, NpuSubject, ReferenceSubject, Subject, SubjectError, SubjectSpec,
+};
+use crate::variance::{Bounded, Truth, Variance};
+use golden::Dump;
+use reference::{Model, Plain, Tensor};
+use serde::Serialize;
+use spec::{Config, NonFinite, Site, Weights};
+
+/// What to verify a package with.
+pub struct Options<'a> {
+    /// The subject.
+    pub subject: &'a SubjectSpec,
+    /// The contract it is judged under.
+    pub contract: &'a Contract,
+    /// Own or cumulative error.
+    pub view: View,
+    /// A mutant that takes the subject's place.
+    pub mutate: Option<&'a Selection>,
+    /// Glob over tap names; only these are judged.
+    pub sites: Option<&'a str>,
+    /// Greedy steps where the golden does not say.
+    pub steps: usize,
+}
+
+/// A package, loaded.
+pub struct Loaded {
+    /// Its name.
+    pub name: String,
+    /// Its config.
+    pub config: Config,
+    /// Its weights.
+    pub weights: Weights,
+    /// The reference over it.
+    pub model: Model,
+    /// Its golden, where it has one.
+    pub golden: Option<Dump>,
+}
+
+/// Why a package cannot be verified at all.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// The mutant has nothing to change here.
+    #[error("{mutant} applies to no site of {package}{at}: it needs {needs}")]
+    AppliesNowhere {
+        /// The mutant.
+        mutant: String,
+        /// The package.
+        package: String,
+        /// The glob of the selection, where there is one.
+        at: String,
+        /// What it needs.
+        needs: &'static str,
+    },
+    /// A weight is not finite.
+    #[error("{package}: {source}")]
+    Weights {
+        /// The package.
+        package: String,
+        /// Which.
+        source: NonFinite,
+    },
+    /// No tap matches the glob.
+    #[error("no site that the subject exposes matches {glob}")]
+    NoSite {
+        /// The glob.
+        glob: String,
+    },
+}
+
+/// The reference against its golden.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReferenceResult {
+    /// PASSED, SKIPPED or BROKEN.
+    pub verdict: Verdict,
+    /// Where the golden is, or why there is none.
+    pub golden: String,
+    /// Equal and compared positions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub argmax_equal: Option<(usize, usize)>,
+    /// Largest KL(golden || reference) in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kl_max: Option<f64>,
+    /// The site nearest to its limit, or furthest beyond it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worst: Option<WorstSite>,
+    /// Number of taps compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub taps: Option<usize>,
+    /// What is wrong, where the verdict is BROKEN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl ReferenceResult {
+    /// There is nothing to hold the reference to.
+    fn skipped() -> Self {
+        Self {
+            verdict: Verdict::Skipped,
+            golden: "none for this prompt".into(),
+            argmax_equal: None,
+            kl_max: None,
+            worst: None,
+            taps: None,
+            reason: None,
+        }
+    }
+}
+
+/// A site with its share of the limit.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorstSite {
+    /// The tap.
+    pub site: String,
+    /// |difference| over the limit.
+    pub ratio: f64,
+}
+
+/// The subject's logits against the reference's.
+#[derive(Clone, Debug, Serialize)]
+pub struct LogitsResult {
+    /// PASSED, NEAR_TIE or FAILED.
+    pub verdict: Verdict,
+    /// Positions with the same token (near ties included in neither), and positions.
+    pub argmax_equal: (usize, usize),
+    /// Flips where the margin is within four standard deviations of the difference.
+    pub near_ties: usize,
+    /// Largest KL(reference || subject) in nats.
+    pub kl_max: f64,
+    /// Every flip.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub flips: Vec<Flip>,
+}
+
+/// A position whose largest logit is another one.
+#[derive(Clone, Debug, Serialize)]
+pub struct Flip {
+    /// The pass.
+    pub pass: String,
+    /// Row of the pass.
+    pub row: usize,
+    /// The reference's token.
+    pub expected: usize,
+    /// The subject's token.
+    pub found: usize,
+    /// The reference's margin between the two.
+    pub margin: f64,
+    /// Margin over the standard deviation of the difference.
+    pub sigmas: f64,
+    /// Whether that is within four.
+    pub near_tie: bool,
+}
+
+/// The first wrong site.
+#[derive(Clone, Debug, Serialize)]
+pub struct FirstFailure {
+    /// The tap.
+    pub site: String,
+    /// The first wrong element, where single elements are wrong.
+    #[serde(flatten)]
+    pub element: Option<Mismatch>,
+    /// What of the tensor is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pattern: Option<String>,
+}
+
+/// The result for one package and prompt.
+#[derive(Clone, Debug, Serialize)]
+pub struct PackageResult {
+    /// The package.
+    pub package: String,
+    /// Which prompt of the file, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<usize>,
+    /// The worst of all parts.
+    pub verdict: Verdict,
+    /// In a sentence, where the verdict needs one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The subject.
+    pub subject: String,
+    /// The contract it was judged under.
+    pub contract: String,
+    /// The reference part.
+    pub reference: ReferenceResult,
+    /// The logits part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logits: Option<LogitsResult>,
+    /// Every judged tap, in the order of the data flow.
+    pub sites: Vec<SiteResult>,
+    /// Sites of the reference that the subject does not expose, without the pass.
+    pub not_exposed: Vec<String>,
+    /// The first wrong site.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_failure: Option<FirstFailure>,
+    /// What it computes instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<Explanation>,
+    /// Costs of a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<CostPerToken>,
+    /// Where the limits come from.
+    pub limits: String,
+    /// The command that shows it again.
+    pub repro: String,
+}
+
+impl PackageResult {
+    /// The exit code of this result alone.
+    pub fn exit_code(&self) -> u8 {
+        let drifts = self.sites.iter().any(SiteResult::less_precise);
+        match self.verdict {
+            Verdict::Passed | Verdict::Skipped | Verdict::NearTie => 0,
+            Verdict::Drift => u8::from(drifts),
+            Verdict::Failed => 1,
+            Verdict::NotSupported | Verdict::Mistrusted => 3,
+            Verdict::Broken => 4,
+            Verdict::Crashed => 5,
+        }
+    }
+}
+
+/// Verifies one package on one prompt.
+pub fn verify(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    repro: String,
+) -> Result<PackageResult, VerifyError> {
+    let weights_at_fault = |source| VerifyError::Weights { package: loaded.name.clone(), source };
+    let golden = loaded.golden.as_ref().filter(|golden| golden.manifest().prompt == prompt);
+    let mut result = PackageResult {
+        package: loaded.name.clone(),
+        prompt: None,
+        verdict: Verdict::Passed,
+        reason: None,
+        subject: match options.mutate {
+            Some(selection) => format!("{} under {}", selection.mutant.name(), options.contract.name),
+            None => options.subject.to_string(),
+        },
+        contract: options.contract.name.clone(),
+        reference: ReferenceResult::skipped(),
+        logits: None,
+        sites: Vec::new(),
+        not_exposed: Vec::new(),
+        first_failure: None,
+        explanation: None,
+        cost: None,
+        limits: String::new(),
+        repro,
+    };
+
+    let given = golden.map(golden_gate::passes_of);
+    let (passes, logits) = free_run(loaded, prompt, given, options.steps).map_err(weights_at_fault)?;
+
+    let mut mutant = options.mutate.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
+    let mut other: Box<dyn Subject + '_>;
+    let run = match &mut mutant {
+        Some(subject) => run(subject, &passes),
+        None => match build(loaded, options.subject) {
+            Ok(subject) => {
+                other = subject;
+                run(&mut *other, &passes)
+            }
+            Err(error) => Err(error),
+        },
+    };
+    let ran = match run {
+        Ok(ran) => ran,
+        Err(error) => {
+            result.verdict = match error {
+                SubjectError::NotSupported(_) => Verdict::NotSupported,
+                SubjectError::Stopped(_) => Verdict::Crashed,
+                SubjectError::Weights(source) => return Err(weights_at_fault(source)),
+            };
+            result.reason = Some(error.to_string());
+            result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
+            return Ok(result);
+        }
+    };
+    if let (Some(selection), Some(subject)) = (options.mutate, &mutant)
+        && subject.applied().is_empty()
+    {
+        return Err(VerifyError::AppliesNowhere {
+            mutant: selection.mutant.name(),
+            package: loaded.name.clone(),
+            at: selection.site.as_ref().map_or(String::new(), |site| format!(" at {site}")),
+            needs: selection.mutant.needs,
+        });
+    }
+    result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
+    result.cost = ran.cost;
+    judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
+    result.logits =
+        judge_logits(loaded, options.contract, &passes, &ran.taps, &logits).map_err(weights_at_fault)?;
+    conclude(loaded, prompt, options, &mut result);
+    Ok(result)
+}
+
+/// Why a golden is at fault, or the gate's result.
+fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResult, NonFinite> {
+    let skipped = ReferenceResult::skipped();
+    let Some(dump) = golden else { return Ok(skipped) };
+    let name = dump.path().file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+    let broken = |reason: String| ReferenceResult {
+        verdict: Verdict::Broken,
+        golden: name.clone(),
+        reason: Some(reason),
+        ..skipped.clone()
+    };
+    if let Err(error) = dump.verify_hashes() {
+        return Ok(broken(error.to_string()));
+    }
+    match golden_gate::compare(model, dump) {
+        Err(GateError::Weights(source)) => Err(source),
+        Err(error) => Ok(broken(error.to_string())),
+        Ok(gate) => Ok(ReferenceResult {
+            verdict: if gate.passes() { Verdict::Passed } else { Verdict::Broken },
+            golden: name.clone(),
+            argmax_equal: Some(gate.argmax_equal),
+            kl_max: Some(gate.kl_max),
+            worst: gate.worst().map(|w| WorstSite { site: w.tap.clone(), ratio: w.ratio }),
+            taps: Some(gate.sites.len()),
+            reason: (!gate.passes()).then(|| gate_reason(&gate)),
+        }),
+    }
+}
+
+fn gate_reason(gate: &GoldenGate) -> String {
+    if let Some(tap) = gate.unmatched.first() {
+        return format!("the golden has {tap}, which the reference does not compute");
+    }
+    match gate.sites.iter().find(|site| site.ratio > 1.0) {
+        Some(site) => format!(
+            "reference and golden first differ at {} [{}, {}]: {} against {}, {:.1} times the limit",
+            site.tap, site.at.0, site.at.1, site.reference, site.golden, site.ratio
+        ),
+        None => "reference and golden choose different tokens".to_string(),
+    }
+}
+
+/// Runs the reference; the passes and the logits of each, row after row.
+fn free_run(
+    loaded: &Loaded,
+    prompt: &[u32],
+    given: Option<Vec<Pass>>,
+    steps: usize,
+) -> Result<(Vec<Pass>, Vec<Vec<f32>>), NonFinite> {
+    let count = given.as_ref().map_or(steps + 1, Vec::len);
+    let mut next = Pass { name: "prefill".into(), ids: prompt.to_vec() };
+    let (mut passes, mut logits) = (Vec::new(), Vec::new());
+    let (mut ops, mut state) = (Plain::default(), loaded.model.fresh::<Tensor>());
+    for n in 0..count {
+        let pass = match &given {
+            Some(given) => given[n].clone(),
+            None => next,
+        };
+        let rows: Vec<f32> = loaded.model.pass(&mut ops, &mut state, &pass.ids).iter().copied().collect();
+        ops.check()?;
+        let last = &rows[rows.len() - loaded.config.vocab_size()..];
+        next = Pass { name: format!("step{}", n + 1), ids: vec![argmax(last) as u32] };
+        logits.push(rows);
+        passes.push(pass);
+    }
+    Ok((passes, logits))
+}
+
+/// The variance of every logit of every pass under the contract, judged with the package's weights.
+fn logit_variances(
+    loaded: &Loaded,
+    contract: &Contract,
+    passes: &[Pass],
+) -> Result<Vec<Vec<f64>>, NonFinite> {
+    let mut state = loaded.model.fresh::<Bounded>();
+    let mut all = Vec::new();
+    for pass in passes {
+        let mut ops = Variance::new(contract, Truth::Package, |_, _| {});
+        let logits = loaded.model.pass(&mut ops, &mut state, &pass.ids);
+        ops.check()?;
+        all.push((0..logits.value.len()).map(|n| logits.variance_at(n)).collect());
+    }
+    Ok(all)
+}
+
+/// A subject over a loaded package.
+fn build<'m>(loaded: &'m Loaded, spec: &SubjectSpec) -> Result<Box<dyn Subject + 'm>, SubjectError> {
+    Ok(match spec {
+        SubjectSpec::Npu(engine) => {
+            Box::new(NpuSubject::new(&loaded.config, &loaded.weights, *engine, device::Switches::default())?)
+        }
+        SubjectSpec::Reference => Box::new(ReferenceSubject::new(&loaded.model)),
+    })
+}
+
+/// What a subject gave.
+struct Ran {
+    taps: Vec<PassTaps>,
+    images: Vec<(Site, spec::Matrix)>,
+    cost: Option<CostPerToken>,
+}
+
+fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> {
+    let taps = passes.iter().map(|pass| subject.pass(pass)).collect::<Result<Vec<_>, _>>()?;
+    let cost = subject.cost();
+    let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.keys().copied().collect());
+    let images = sites.into_iter().filter_map(|site| Some((site, subject.image(site)?))).collect();
+    Ok(Ran { taps, images, cost })
+}
+
+fn judge_sites(
+    loaded: &Loaded,
+    options: &Options,
+    passes: &[Pass],
+    ran: &Ran,
+    result: &mut PackageResult,
+) -> Result<(), NonFinite> {
+    let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
+    let all = passes.iter().zip(&ran.taps).flat_map(|(pass, taps)| {
+        taps.iter().filter(|(site, _)| judged(&format!("{}.{site}", pass.name))).map(|(site, t)| (*site, t))
+    });
+    let budget: Budget = budget(all);
+    result.limits = budget.derivation();
+    let mut state = loaded.model.fresh::<Bounded>();
+    for (n, (pass, taps)) in passes.iter().zip(&ran.taps).enumerate() {
+        let images = if n == 0 { &ran.images[..] } else { &[] };
+        let explain = result.explanation.is_none() && result.first_failure.is_none();
+        let mut follow =
+            Follow::new(options.contract, budget, options.view, &pass.name, taps, &judged, explain);
+        follow.images = images;
+        loaded.model.pass(&mut follow, &mut state, &pass.ids);
+        follow.check()?;
+        if result.first_failure.is_none()
+            && let Some(wrong) = follow.results.iter().find(|site| site.verdict == Verdict::Failed)
+        {
+            result.first_failure = Some(FirstFailure {
+                site: wrong.site.clone(),
+                element: wrong.first_wrong,
+                pattern: wrong.pattern.clone(),
+            });
+            result.explanation = follow.explanation.take();
+        }
+        if n == 0 {
+            result.not_exposed = follow.not_exposed.iter().map(Site::to_string).collect();
+        }
+        result.sites.append(&mut follow.results);
+    }
+    Ok(())
+}
+
+/// Standard deviations of the logit difference within which a flip is a near tie.
+pub const NEAR_TIE_SIGMAS: f64 = 4.0;
+
+/// The subject's tokens against the reference's. The variances are computed only where a token flips.
+fn judge_logits(
+    loaded: &Loaded,
+    contract: &Contract,
+    passes: &[Pass],
+    taps: &[PassTaps],
+    reference: &[Vec<f32>],
+) -> Result<Option<LogitsResult>, NonFinite> {
+    let vocab = loaded.config.vocab_size();
+    let (mut argmax_equal, mut kl_max, mut flips) = ((0, 0), 0f64, Vec::new());
+    for (n, (taps, reference)) in taps.iter().zip(reference).enumerate() {
+        let Some(subject) = taps.get(&Site::model("logits")) else { return Ok(None) };
+        let subject: Vec<f32> = subject.iter().copied().collect();
+        // A subject may show the logits of the last rows of a pass only.
+        let first = (reference.len() / vocab).saturating_sub(subject.len() / vocab);
+        for (row, found) in subject.chunks_exact(vocab).enumerate() {
+            let at = (first + row) * vocab;
+            let expected = &reference[at..at + vocab];
+            let finite = found.iter().all(|v| v.is_finite());
+            let (e, f) = (argmax(expected), argmax(found));
+            argmax_equal.1 += 1;
+            kl_max = kl_max.max(kl(expected, found));
+            if e == f && finite {
+                argmax_equal.0 += 1;
+            } else {
+                let margin = f64::from(expected[e]) - f64::from(expected[f]);
+                flips.push((n, first + row, e, f, margin, finite));
+            }
+        }
+    }
+    let variances = if flips.is_empty() { vec![] } else { logit_variances(loaded, contract, passes)? };
+    let flips: Vec<Flip> = flips
+        .into_iter()
+        .map(|(n, row, expected, found, margin, finite)| {
+            let variance = variances[n][row * vocab + expected] + variances[n][row * vocab + found];
+            let sigmas = margin / variance.sqrt();
+            let near_tie = finite && margin <= NEAR_TIE_SIGMAS * variance.sqrt();
+            Flip { pass: passes[n].name.clone(), row, expected, found, margin, sigmas, near_tie }
+        })
+        .collect();
+    let near_ties = flips.iter().filter(|flip| flip.near_tie).count();
+    let verdict = match near_ties {
+        _ if flips.is_empty() => Verdict::Passed,
+        n if n == flips.len() => Verdict::NearTie,
+        _ => Verdict::Failed,
+    };
+    Ok((argmax_equal.1 > 0).then_some(LogitsResult { verdict, argmax_equal, near_ties, kl_max, flips }))
+}
+
+/// The verdict of the whole: the worst of its parts, or MISTRUSTED where the parts could not have failed.
+fn conclude(loaded: &Loaded, prompt: &[u32], options: &Options, result: &mut PackageResult) {
+    let parts = [result.reference.verdict]
+        .into_iter()
+        .filter(|v| *v != Verdict::Skipped)
+        .chain(result.logits.iter().map(|logits| logits.verdict))
+        .chain(result.sites.iter().map(|site| site.verdict));
+    result.verdict = parts.max().unwrap_or(Verdict::Skipped);
+    let outputs = result.logits.is_some() || result.sites.iter().any(|site| site.site.ends_with(".out"));
+    let mistrust = if !outputs && options.sites.is_none() {
+        Some("the subject exposes neither logits nor layer outputs".to_string())
+    } else if let Some(selection) = options.mutate
+        && result.verdict < Verdict::Failed
+    {
+        Some(format!("{} changes nothing that this fixture could see", selection.mutant.name()))
+    } else if prompt.len() == 1 {
+        Some("a prompt of one token cannot show mistakes about positions, masks or rows".to_string())
+    } else {
+        symmetric(&loaded.weights)
+    };
+    if let Some(reason) = mistrust
+        && result.verdict < Verdict::Mistrusted
+    {
+        result.verdict = Verdict::Mistrusted;
+        result.reason = Some(reason);
+    }
+    if result.reason.is_none() {
+        result.reason = result.reference.reason.clone();
+    }
+}
+
+/// Why the weights could not show a transposed projection: all square ones are symmetric.
+fn symmetric(weights: &Weights) -> Option<String> {
+    let mut weights = weights.clone();
+    let square: Vec<spec::Matrix> = weights
+        .matrices()
+        .into_iter()
+        .filter(|m| m.out() == m.inner() && m.out() > 1 && m.out() <= 1024)
+        .map(|m| m.clone())
+        .collect();
+    let symmetric = |m: &spec::Matrix| {
+        let n = m.out();
+        let values = m.to_values().unwrap_or_default();
+        values.len() == n * n && (0..n).all(|o| (0..o).all(|i| values[o * n + i] == values[i * n + o]))
+    };
+    (!square.is_empty() && square.iter().all(symmetric)).then(|| {
+        format!("all {} square projections are symmetric: a transposed one could not be seen", square.len())
+    })
+}

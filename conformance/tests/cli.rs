@@ -1,0 +1,233 @@
+//! The command line as scripts see it: exit codes, one sentence an error, nothing written.
+
+use assert_cmd::Command;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+fn karat(args: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_karat")).args(args).env("NO_COLOR", "1").output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn bundled(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/data").join(name)
+}
+
+/// A copy of a bundled package that a test may spoil.
+fn copy(name: &str) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    for entry in fs::read_dir(bundled(name)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    dir
+}
+
+/// Runs verify on a spoiled copy: the exit code, and the one sentence on standard error.
+fn spoiled(name: &str, spoil: impl Fn(&Path)) -> (i32, String) {
+    let dir = copy(name);
+    spoil(dir.path());
+    let (code, _, error) = karat(&["verify", dir.path().to_str().unwrap()]);
+    let sentence = error.replace(dir.path().to_str().unwrap(), "DIR");
+    assert_eq!(sentence.lines().count(), 1, "one sentence: {sentence}");
+    (code, sentence)
+}
+
+fn replace(file: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(file).unwrap();
+    assert!(text.contains(from), "{from}");
+    fs::write(file, text.replacen(from, to, 1)).unwrap();
+}
+
+#[test]
+fn a_clean_package_is_conformant_and_reports_in_json() {
+    let (code, out, error) = karat(&["verify", "llama", "--format", "json"]);
+    assert_eq!((code, error.as_str()), (0, ""));
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["schema"], "karat/verify/1");
+    let result = &json["results"][0];
+    assert_eq!(result["reference"]["verdict"], "PASSED");
+    assert_eq!(result["reference"]["argmax_equal"], serde_json::json!([23, 23]));
+    assert!(result["reference"]["kl_max"].as_f64().unwrap() <= 1e-9);
+    assert!(result["sites"].as_array().unwrap().len() > 200);
+    assert_eq!(result["cost"]["dequantised_bytes_per_token"], 0);
+}
+
+#[test]
+fn a_mutant_is_exit_code_1_with_place_and_values() {
+    let (code, out, _) =
+        karat(&["verify", "llama", "--mutate", "lin-transpose-square@layers.1.q_proj", "--format", "json"]);
+    assert_eq!(code, 1);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let failure = &json["results"][0]["first_failure"];
+    assert_eq!(failure["site"], "prefill.layers.1.q_proj");
+    assert!(failure["row"].is_u64() && failure["col"].is_u64());
+    assert!(failure["expected"].is_f64() && failure["found"].is_f64());
+    let repro = json["results"][0]["repro"].as_str().unwrap();
+    assert_eq!(repro, "karat verify llama --mutate lin-transpose-square@layers.1.q_proj");
+}
+
+#[test]
+fn calls_that_make_no_sense_are_exit_code_2() {
+    for (args, says) in [
+        (
+            &["verify", "qwen3", "--mutate", "lin-transpose-square@layers.1.q_proj"][..],
+            "needs a square projection",
+        ),
+        (&["verify", "llama", "--mutate", "lin-transpose"], "nearest: lin-transpose-square"),
+        (&["verify", "llama", "--subject", "gpu"], "subject gpu is not known"),
+        (&["verify", "llama", "--contract", "int9"], "no contract is called int9"),
+        (
+            &["verify", "llama", "--sites", "prefill.layers.*.q_prj"],
+            "no site that the subject exposes matches",
+        ),
+        (&["verify", "no-such-package"], "no-such-package"),
+    ] {
+        let (code, out, error) = karat(args);
+        assert_eq!(code, 2, "{args:?}: {error}");
+        assert!(error.contains(says), "{args:?}: {error}");
+        assert_eq!(out, "");
+    }
+}
+
+#[test]
+fn packages_at_fault_are_exit_code_2() {
+    let (code, error) = spoiled("llama", |dir| replace(&dir.join("config.json"), "\"silu\"", "\"relu\""));
+    assert_eq!(code, 2);
+    assert!(error.contains("config key hidden_act is \"relu\"; supported: \"silu\""), "{error}");
+
+    let (code, error) = spoiled("llama", |dir| replace(&dir.join("config.json"), "\"llama3\"", "\"llama4\""));
+    assert_eq!(code, 2);
+    assert!(error.contains("rope_parameters.rope_type is \"llama4\""), "{error}");
+
+    let (code, error) =
+        spoiled("llama", |dir| replace(&dir.join("config.json"), "\"mlp_bias\": false", "\"mlp_twist\": 3"));
+    assert_eq!(code, 2);
+    assert!(error.contains("config key mlp_twist (= 3) is not understood"), "{error}");
+
+    let (code, error) = spoiled("llama", |dir| {
+        replace(&dir.join("config.json"), "\"intermediate_size\": 40", "\"intermediate_size\": 41");
+    });
+    assert_eq!(code, 2);
+    assert!(error.contains("has shape [40, 32], but the config asks for [41, 32]"), "{error}");
+
+    let (code, error) = spoiled("qwen2", |dir| {
+        replace(&dir.join("config.json"), "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
+        replace(&dir.join("config.json"), "\"full_attention\",\n", "");
+    });
+    assert_eq!(code, 2);
+    assert!(
+        error.contains("the model does not use 12 tensors, first model.layers.2.input_layernorm.weight"),
+        "{error}"
+    );
+
+    let (code, error) = spoiled("llama", |dir| fs::remove_file(dir.join("model.safetensors")).unwrap());
+    assert_eq!(code, 2);
+    assert!(error.contains("model.safetensors"), "{error}");
+
+    let (code, error) = spoiled("llama", |dir| {
+        let bytes = fs::read(dir.join("model.safetensors")).unwrap();
+        fs::write(dir.join("model.safetensors"), &bytes[..bytes.len() - 8]).unwrap();
+    });
+    assert_eq!(code, 2);
+    assert!(error.contains("model.safetensors"), "{error}");
+}
+
+#[test]
+fn a_nan_weight_is_named_with_row_and_column() {
+    let (code, error) = spoiled("llama", |dir| {
+        fs::remove_file(dir.join("golden.json")).unwrap();
+        fs::remove_file(dir.join("golden.safetensors")).unwrap();
+        let file = dir.join("model.safetensors");
+        let mut bytes = fs::read(&file).unwrap();
+        // The tensor's bytes: behind 8 bytes of length and the header, at the offset that the header gives.
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        let begin =
+            header["model.layers.1.mlp.down_proj.weight"]["data_offsets"][0].as_u64().unwrap() as usize;
+        // row 2, column 5 of [32, 40]
+        let at = 8 + length + begin + 4 * (2 * 40 + 5);
+        bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+        fs::write(&file, bytes).unwrap();
+    });
+    assert_eq!(code, 2);
+    assert!(
+        error.contains(
+            "model.layers.1.mlp.down_proj.weight holds NaN at row 2, column 5, but weights must be finite"
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn goldens_at_fault_are_exit_code_4() {
+    let dir = copy("llama");
+    let file = dir.path().join("golden.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    let (code, out, error) = karat(&["verify", dir.path().to_str().unwrap()]);
+    assert_eq!(code, 4, "{out}{error}");
+    assert!(out.contains("BROKEN") && out.contains("sha256"), "{out}");
+
+    let (code, error) = spoiled("llama", |dir| {
+        let file = dir.join("model.safetensors");
+        let mut bytes = fs::read(&file).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&file, bytes).unwrap();
+    });
+    assert_eq!(code, 4, "{error}");
+    assert!(error.contains("model.safetensors"), "{error}");
+}
+
+#[test]
+fn prompt_files_name_file_and_line() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("prompts.txt");
+    for (text, says) in [
+        ("1 2 3\n4 x 6\n", "line 2: \"x\" is no token id"),
+        ("1 2 101\n", "line 1: id 101 at position 2 is outside the vocabulary of 101 ids"),
+        ("\n", "holds no prompt"),
+        (&"1 ".repeat(600), "are more than the 512 positions that the model allows"),
+    ] {
+        fs::write(&file, text).unwrap();
+        let (code, _, error) = karat(&["verify", "llama", "--prompt-ids", file.to_str().unwrap()]);
+        assert_eq!(code, 2, "{error}");
+        assert!(error.contains("prompts.txt") && error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn dump_writes_whole_or_not_at_all_and_verify_reads_it_back() {
+    let dir = TempDir::new().unwrap();
+    let (prompts, out) = (dir.path().join("prompts.txt"), dir.path().join("out"));
+    fs::write(&prompts, "5 6 7 8 9\n10 11 12\n").unwrap();
+    let (prompts, out_name) = (prompts.to_str().unwrap(), out.to_str().unwrap());
+    let args = ["dump", "qwen2", "--prompt-ids", prompts, "--out", out_name, "--tokens", "2"];
+    let (code, text, error) = karat(&args);
+    assert_eq!(code, 0, "{error}");
+    assert_eq!(text.lines().count(), 2);
+    let first = out.join("0");
+    let (code, text, error) = karat(&["verify", "qwen2", "--golden", first.to_str().unwrap()]);
+    assert_eq!(code, 0, "{text}{error}");
+    // A second run does not write over the first.
+    let (code, _, error) = karat(&args);
+    assert_ne!(code, 0, "{error}");
+    assert!(first.join("manifest.json").is_file());
+}
+
+#[test]
+fn inspect_says_what_would_be_refused() {
+    let (code, out, _) = karat(&["inspect", "llama"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("the reference takes it") && out.contains("model.layers.0.self_attn.q_proj.weight"));
+    let dir = copy("llama");
+    replace(&dir.path().join("config.json"), "\"silu\"", "\"relu\"");
+    let (code, out, _) = karat(&["inspect", dir.path().to_str().unwrap()]);
+    assert_eq!(code, 2);
+    assert!(out.contains("refused: config key hidden_act"), "{out}");
+}
