@@ -96,7 +96,11 @@ pub fn compare(model: &Model, dump: &Dump) -> Result<GoldenGate, GateError> {
         };
         let values = dump.f32(&info.name)?.expect("a tap that the dump lists");
         let golden = Tensor::from_shape_vec(values.shape, values.to_vec()).expect("a validated shape");
-        let (golden, reference) = align(&info.name, golden, reference, &taps)?;
+        let (golden, reference) = align(&info.name, golden, reference)?;
+        let (golden, reference) = match choices(&info.name, dump, &taps, &passes)? {
+            Some((theirs, ours)) => (by_expert(&golden, &theirs), by_expert(&reference, &ours)),
+            None => (golden, reference),
+        };
         let noise = dump.noise(&info.name).map_or(0.0, |n| n.f64_diff.max(n.f32_diff));
         gate.sites.push(ratio(&info.name, &golden, &reference, noise));
         if info.name.ends_with(".logits") {
@@ -128,7 +132,8 @@ fn run(model: &Model, passes: &[Pass]) -> Result<Taps, NonFinite> {
     Ok(taps)
 }
 
-/// The reference's value for a golden's tap. `final.*` is what the last pass left behind.
+/// The reference's value for a golden's tap. `final.*` is what the last pass left behind; the output of a
+/// block of experts without a shared one is their sum, which an oracle may name twice.
 fn site_value(taps: &Taps, passes: &[Pass], tap: &str) -> Option<Tensor> {
     let (pass, site) = golden::split_tap(tap);
     let (pass, site) = match (pass, site.rsplit_once('.')) {
@@ -136,7 +141,8 @@ fn site_value(taps: &Taps, passes: &[Pass], tap: &str) -> Option<Tensor> {
         ("final", _) => (&*passes.last()?.name, site.to_string()),
         _ => (pass, site.to_string()),
     };
-    taps.get(&(pass.to_string(), Site::parse(&site)?)).cloned()
+    let value = |site: &str| taps.get(&(pass.to_string(), Site::parse(site)?)).cloned();
+    value(&site).or_else(|| value(&format!("{}.experts_out", site.strip_suffix(".moe_out")?)))
 }
 
 /// Brings golden and reference to the same rows and order.
@@ -145,10 +151,10 @@ fn site_value(taps: &Taps, passes: &[Pass], tap: &str) -> Option<Tensor> {
 ///   cover the last keys, and the reference's must be 0 on the keys that it dropped.
 /// - A norm over a model's only key head is `[tokens, 1, head_dim]` there, `[tokens, head_dim]` here: axes
 ///   of length 1 do not count.
-/// - Chosen experts have no order: ids are compared sorted, weights in the order of the ids.
-fn align(tap: &str, golden: Tensor, reference: Tensor, taps: &Taps) -> Result<(Tensor, Tensor), GateError> {
+/// - The reference's tables hold every rotary frequency twice, as they are applied; an oracle may hold it
+///   once.
+fn align(tap: &str, golden: Tensor, reference: Tensor) -> Result<(Tensor, Tensor), GateError> {
     use ndarray::{Axis, Slice};
-    let _ = taps;
     if golden.shape() == reference.shape() {
         return Ok((golden, reference));
     }
@@ -163,6 +169,11 @@ fn align(tap: &str, golden: Tensor, reference: Tensor, taps: &Taps) -> Result<(T
         golden: golden.shape().to_vec(),
         reference: reference.shape().to_vec(),
     };
+    let table = tap.ends_with(".cos") || tap.ends_with(".sin");
+    if table && golden.ndim() == 2 && reference.shape() == [golden.shape()[0], 2 * golden.shape()[1]] {
+        let reference = reference.slice_axis(Axis(1), Slice::from(..golden.shape()[1]));
+        return Ok((golden, reference.as_standard_layout().into_owned().into_shared()));
+    }
     if tap.ends_with(".attn_probs") && golden.ndim() == 3 && reference.ndim() == 3 {
         let (kept, all) = (golden.shape()[2], reference.shape()[2]);
         if kept <= all && golden.shape()[..2] == reference.shape()[..2] {
@@ -174,6 +185,39 @@ fn align(tap: &str, golden: Tensor, reference: Tensor, taps: &Taps) -> Result<(T
         }
     }
     Err(wrong())
+}
+
+/// The experts that golden and reference chose, where `tap` holds ids or weights of chosen experts.
+///
+/// The choices of a token have no order: ids are compared sorted, weights in the order of the ids.
+fn choices(
+    tap: &str,
+    dump: &Dump,
+    taps: &Taps,
+    passes: &[Pass],
+) -> Result<Option<(Tensor, Tensor)>, GateError> {
+    let Some(prefix) = tap.strip_suffix("router_index").or(tap.strip_suffix("router_weights")) else {
+        return Ok(None);
+    };
+    let index = format!("{prefix}router_index");
+    let (Some(golden), Some(reference)) = (dump.f32(&index)?, site_value(taps, passes, &index)) else {
+        return Ok(None);
+    };
+    let golden = Tensor::from_shape_vec(golden.shape, golden.to_vec()).expect("a validated shape");
+    align(&index, golden, reference).map(Some)
+}
+
+/// Every row of `values` in the order of the ids in the same row of `index`.
+fn by_expert(values: &Tensor, index: &Tensor) -> Tensor {
+    let choices = index.shape().last().copied().unwrap_or(1).max(1);
+    let mut sorted = values.clone();
+    let rows = sorted.as_slice_mut().expect("row after row").chunks_exact_mut(choices);
+    for (row, ids) in rows.zip(index.as_slice().expect("row after row").chunks_exact(choices)) {
+        let mut pairs: Vec<(f32, f32)> = ids.iter().copied().zip(row.iter().copied()).collect();
+        pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
+        row.iter_mut().zip(pairs).for_each(|(slot, (_, value))| *slot = value);
+    }
+    sorted
 }
 
 fn ratio(tap: &str, golden: &Tensor, reference: &Tensor, noise: f64) -> SiteRatio {
@@ -254,6 +298,15 @@ mod tests {
     fn the_limit_follows_the_larger_noise() {
         assert_eq!(limit(10.0, 0.0), 2e-4 + 1e-6);
         assert_eq!(limit(10.0, 1e-4), 4e-4);
+    }
+
+    // Experts 5, 2 with weights 0.75, 0.25 are experts 2, 5 with weights 0.25, 0.75.
+    #[test]
+    fn chosen_experts_have_no_order() {
+        let row = |v: [f32; 2]| Tensor::from_shape_vec(ndarray::IxDyn(&[1, 2]), v.to_vec()).unwrap();
+        let index = row([5.0, 2.0]);
+        assert_eq!(by_expert(&row([0.75, 0.25]), &index), row([0.25, 0.75]));
+        assert_eq!(by_expert(&index, &index), row([2.0, 5.0]));
     }
 
     #[test]

@@ -4,9 +4,12 @@
 
 pub mod cli;
 pub mod contract;
+pub mod draft;
+pub mod dumping;
 pub mod emulate;
 pub mod follow;
 pub mod golden_gate;
+pub mod goldens;
 pub mod judge;
 pub mod mutants;
 pub mod passes;

@@ -25,7 +25,17 @@ pub fn bf16(x: f32) -> f32 {
 /// NaN, which appears only where an underflown scale meets a zero (0 · 1/0), gives 0.
 #[inline(always)]
 pub fn int8_code(scaled: f32) -> i8 {
-    scaled.round().clamp(-127.0, 127.0) as i8
+    let code = scaled.round().clamp(-127.0, 127.0);
+    whole_to_i8(if code.is_nan() { 0.0 } else { code })
+}
+
+/// A whole number of -128..=127 as an integer.
+///
+/// 1.5 · 2^23 has a unit of 1, so the sum holds the number in its low byte. The conversion of the language, which
+/// saturates, is done one value at a time; this one is done in vectors.
+#[inline(always)]
+pub(crate) fn whole_to_i8(whole: f32) -> i8 {
+    (whole + 12_582_912.0).to_bits() as i8
 }
 
 #[cfg(test)]
@@ -69,5 +79,13 @@ mod tests {
         let codes = [0.5, -0.5, 1.5, 2.5, -2.5, 0.499_999_97, 126.5, 128.0, -128.0].map(int8_code);
         assert_eq!(codes, [1, -1, 2, 3, -3, 0, 127, 127, -127]);
         assert_eq!(int8_code(f32::NAN), 0);
+    }
+
+    #[test]
+    fn whole_numbers_become_integers() {
+        for whole in -128i8..=127 {
+            assert_eq!(whole_to_i8(f32::from(whole)), whole);
+        }
+        assert_eq!(whole_to_i8(-0.0), 0);
     }
 }

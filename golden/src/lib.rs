@@ -20,7 +20,9 @@ pub mod stats;
 mod topk;
 mod writer;
 
-pub use diff::{Diff, DiffError, DiffOptions, diff};
+pub use diff::{
+    Change, Diff, DiffError, DiffOptions, DiffVerdict, Flip, SCHEMA as DIFF_SCHEMA, SiteDiff, diff,
+};
 pub use dump::{Dump, Noise, TapValues};
 pub use error::DumpError;
 pub use find::{find_dumps, is_dump};

@@ -32,11 +32,14 @@ impl Plain {
 }
 
 /// The shape of the result of the calls that read a matrix.
-fn shape(call: &Call<Tensor>) -> [usize; 2] {
+fn shape(call: &Call<Tensor>) -> Vec<usize> {
     match call {
-        Call::Embed { ids, table, .. } => [ids.len(), table.inner()],
-        Call::Linear { x, w } => [x.shape()[0], w.weight.out()],
-        Call::PathScores { candidates, .. } => [candidates.shape()[0], candidates.shape()[1]],
+        Call::Embed { ids, table, .. } => vec![ids.len(), table.inner()],
+        Call::Linear { x, w } => vec![x.shape()[0], w.weight.out()],
+        Call::ExpertLinear { index, experts, .. } => {
+            vec![index.shape()[0], index.shape()[1], experts[0].weight.out()]
+        }
+        Call::PathScores { candidates, .. } => candidates.shape().to_vec(),
         other => unreachable!("{} reads no matrix", other.op()),
     }
 }

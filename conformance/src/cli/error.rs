@@ -1,10 +1,11 @@
 //! Errors of the command line, each with its exit code.
 
+use crate::dumping::DumpingError;
 use crate::mutants::SelectError;
 use crate::subject::UnknownSubject;
 use crate::verify::VerifyError;
 use fixtures::PackageError;
-use golden::DumpError;
+use golden::{DiffError, DumpError};
 use spec::{ConfigError, LoadError};
 
 /// Why a verb did not run.
@@ -36,6 +37,12 @@ pub enum CliError {
     /// A subject that does not exist.
     #[error(transparent)]
     Subject(#[from] UnknownSubject),
+    /// A run that could not be written.
+    #[error(transparent)]
+    Dumping(#[from] DumpingError),
+    /// Dumps that cannot be compared.
+    #[error(transparent)]
+    Diff(#[from] DiffError),
     /// A file that cannot be read or written.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
@@ -48,7 +55,7 @@ impl CliError {
     /// 4 where a golden is at fault, else 2.
     pub fn code(&self) -> u8 {
         match self {
-            CliError::Golden(_) => 4,
+            CliError::Golden(_) | CliError::Diff(DiffError::Dump(_)) => 4,
             _ => 2,
         }
     }

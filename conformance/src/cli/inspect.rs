@@ -49,7 +49,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
             });
             value.to_string() + "\n"
         }
-        Format::Text => {
+        _ => {
             let mut table = Table::new();
             table.load_style(presets::NOTHING).set_header(["tensor", "shape", "format", "bytes"]);
             for t in &tensors {

@@ -1,9 +1,12 @@
 //! The command line: one file a verb.
 
+mod accept;
+mod diff;
+mod draft;
 mod dump;
 mod error;
 mod inspect;
-mod load;
+pub(crate) mod load;
 mod verify;
 
 pub use error::CliError;
@@ -33,6 +36,12 @@ pub enum Format {
     Text,
     /// For scripts; fields are added, never renamed.
     Json,
+    /// Markdown for a pull request: at most sixty lines.
+    Md,
+    /// JUnit XML.
+    Junit,
+    /// SARIF 2.1.0.
+    Sarif,
 }
 
 #[derive(Subcommand)]
@@ -43,6 +52,12 @@ enum Verb {
     Dump(dump::Args),
     /// What is in this package; would it be refused, and why?
     Inspect(inspect::Args),
+    /// What changed between two dumps, or two directories of dumps?
+    Diff(diff::Args),
+    /// Review changed goldens one by one, with a reason.
+    Accept(accept::Args),
+    /// How good is this draft model for this target?
+    Draft(draft::Args),
 }
 
 /// What a verb has to say, and the exit code that goes with it.
@@ -66,6 +81,9 @@ pub fn main() -> ExitCode {
         Verb::Verify(args) => verify::run(args, cli.format),
         Verb::Dump(args) => dump::run(args, cli.format),
         Verb::Inspect(args) => inspect::run(args, cli.format),
+        Verb::Diff(args) => diff::run(args, cli.format),
+        Verb::Accept(args) => accept::run(args, cli.format),
+        Verb::Draft(args) => draft::run(args, cli.format),
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),

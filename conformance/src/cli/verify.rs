@@ -101,6 +101,9 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     let report = match format {
         Format::Text => report::text::verify(&results, args.cost),
         Format::Json => report::json::verify(&results),
+        Format::Md => report::markdown::verify(&results),
+        Format::Junit => report::junit::verify(&results),
+        Format::Sarif => report::sarif::verify(&results),
     };
     Ok(Outcome { report, code })
 }

@@ -1,4 +1,8 @@
 //! One result, rendered in several forms.
 
+pub mod diff;
 pub mod json;
+pub mod junit;
+pub mod markdown;
+pub mod sarif;
 pub mod text;

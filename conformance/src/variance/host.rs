@@ -4,12 +4,13 @@
 //! off by [`Host::ulps`] units, so the variance covers the worst honest choice.
 
 use super::block::{conv_sizes, walk_sizes};
-use super::{Bounded, U, rounding, ulp};
+use super::{Bounded, U, delta, rounding, ulp};
 use crate::contract::Host;
 use ndarray::{ArrayD, Zip};
 use reference::ops::evaluate;
 use reference::{Call, Tensor};
-use spec::NonFinite;
+use spec::families::Linear;
+use spec::{Matrix, NonFinite, Vector};
 
 /// Own spread of an op: variance and hard bound of every element.
 pub struct Own {
@@ -22,13 +23,12 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
     match call {
         Call::Linear { .. } => unreachable!("matrix products have rules of their own"),
         // Moving values rounds nothing.
-        Call::Append { .. }
-        | Call::Truncate { .. }
-        | Call::Join { .. }
-        | Call::Stack { .. }
-        | Call::Tail { .. }
-        | Call::Candidates { .. }
-        | Call::Pick { .. } => exact(r),
+        Call::Append { .. } | Call::Truncate { .. } | Call::Slice { .. } | Call::Concat { .. } => exact(r),
+        Call::Stack { .. } | Call::Tail { .. } => exact(r),
+        // A choice is right or wrong, never off by a rounding.
+        Call::Candidates { .. } | Call::Pick { .. } => exact(r),
+        Call::RouterIndex { .. } => exact(r),
+        Call::Scale { .. } => relative(r, 1.0),
         Call::Embed { scale, .. } if *scale == 1.0 => exact(r),
         Call::Embed { .. } => relative(r, 1.0),
         // One product and one sum.
@@ -108,8 +108,6 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
             let (sizes, rank) = (walk_sizes(operands, selector, *anchor, r), selector.predecessor.inner());
             spread(r, |n, r| ulp(r) / 2.0 + (rank as f64 + 3.0) * U * sizes[n])
         }
-        // One product.
-        Call::Scale { .. } => relative(r, 1.0),
         // A sum and a product; the factor itself is rounded.
         Call::PerLayerInput { token, context, layer, width } => {
             let (token, context) = (&token.value, &context.value);
@@ -121,11 +119,73 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
                 ulp(r) + U * f64::from(token[from].abs() + context[from].abs())
             })
         }
+        // exp of a difference (its rounding grows with the logit), two sums over experts, two divisions
+        // and a factor.
+        Call::RouterWeights { logits, router, .. } => {
+            let largest = logits.value.iter().fold(0f64, |m, &l| m.max(f64::from(l).abs()));
+            let terms = (router.num_experts + router.num_experts_per_tok) as f64;
+            spread(r, |_, r| r * U * (2.0 * largest + terms + 6.0 + 2.0 * host.ulps))
+        }
+        // A dot product in any order, and the bias.
+        Call::ExpertLinear { x, index, experts } => {
+            let inner = experts[0].weight.inner() as f64;
+            let sizes = absolute_products(x, index, experts);
+            spread(r, |i, _| U * (inner + 1.0) * sizes[i])
+        }
+        // A sum of products over the choices in any order.
+        Call::Mixture { y, weights } => {
+            let [y, weights] = [y, weights].map(|x| x.value.mapv(f32::abs).into_shared());
+            let sizes: Vec<f64> = reference::ops::mixture(&y, &weights).into_iter().collect();
+            let choices = weights.shape()[1] as f64;
+            spread(r, |i, _| U * (choices + 1.0) * sizes[i])
+        }
+        // exp, a sum, a division, two products, and a sum that may cancel where up is near -1.
+        Call::ClampedSwiglu { gate, up, .. } => {
+            let parts = gate.value.iter().zip(&up.value);
+            let size: Vec<f64> =
+                parts.map(|(&g, &u)| f64::from(g).abs() * (f64::from(u).abs() + 1.0)).collect();
+            spread(r, |i, _| (5.0 + 2.0 * host.ulps) * U * size[i])
+        }
         // A division, tanh, a product.
         Call::Softcap { x, .. } => {
             let size: Vec<f64> = x.value.iter().map(|&v| f64::from(v).abs()).collect();
             spread(r, |i, r| (2.0 + host.ulps) * (ulp(r) / 2.0 + U * size[i]))
         }
+        Call::Columns { .. } | Call::Join { .. } | Call::ConvState { .. } => exact(r),
+        Call::Multiply { .. } => relative(r, 1.0),
+        // exp, a sum, a division, perhaps a product.
+        Call::Sigmoid { .. } | Call::SigmoidGate { .. } => relative(r, 6.0 + 2.0 * host.ulps),
+        // As a norm over the mean, without the weight.
+        Call::L2Norm { x, .. } => {
+            relative(r, 4.0 + host.ulps + *x.value.shape().last().unwrap_or(&1) as f64 / 2.0)
+        }
+        // A product a tap and their sum in any order; silu's slope is at most 1.1.
+        Call::CausalConv { u, state, conv, activation } => {
+            let size = |x: &Bounded| x.value.mapv(f32::abs).into_shared();
+            let vector =
+                |v: &spec::Vector| spec::Vector::new(&v.name, v.iter().map(|v| v.abs()).collect::<Vec<_>>());
+            let filters = spec::families::Conv {
+                weight: vector(&conv.weight),
+                bias: conv.bias.as_ref().map(vector),
+                kernel: conv.kernel,
+            };
+            let sizes = reference::ops::causal_conv(&size(u), state.map(size).as_ref(), &filters, None);
+            let sizes: Vec<f64> = sizes.into_iter().collect();
+            let act = if activation.is_some() { 4.0 + 2.0 * host.ulps } else { 0.0 };
+            spread(r, |i, _| U * (1.1 * (conv.kernel as f64 + 2.0) + act) * sizes[i])
+        }
+        // A sum whose rounding the slope of softplus, at most 1, and the rate carry on; three elementary
+        // functions and a product.
+        Call::GdnDecay { a, a_log, dt_bias } => {
+            let heads = a_log.len();
+            let a: Vec<f64> = a.value.iter().map(|&a| f64::from(a).abs()).collect();
+            spread(r, |n, r| {
+                let (h, rate) = (n % heads, f64::from(a_log[n % heads]).exp());
+                U * rate * (a[n] + f64::from(dt_bias[h]).abs() + 1.0) + (3.0 + 3.0 * host.ulps) * ulp(r)
+            })
+        }
+        Call::GdnCore(operands) => within(delta::bounds(operands, host).0),
+        Call::GdnState(operands) => within(delta::bounds(operands, host).1),
         // exp or tanh, a sum, a division, two products. The gelu's 1 + tanh cancels for negative
         // gates, so its error is absolute in the size of gate · up.
         Call::GatedAct { gate, up, .. } => {
@@ -146,6 +206,8 @@ pub fn carried(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<Option<ArrayD<f6
     }
     match call {
         Call::Embed { .. } | Call::RopeTable { .. } | Call::Linear { .. } => Ok(None),
+        // A choice does not move a little.
+        Call::RouterIndex { .. } => Ok(None),
         Call::Residual { x, branch, multiplier } => {
             let m2 = f64::from(*multiplier).powi(2);
             Ok(Some(indexed(r, |n| x.variance_at(n) + m2 * branch.variance_at(n))))
@@ -206,7 +268,11 @@ fn relative(r: &ArrayD<f64>, roundings: f64) -> Own {
 fn spread(r: &ArrayD<f64>, bound: impl Fn(usize, f64) -> f64) -> Own {
     let r_flat = r.as_standard_layout();
     let values: Vec<f64> = r_flat.iter().enumerate().map(|(n, &r)| bound(n, r)).collect();
-    let bound = ArrayD::from_shape_vec(r.raw_dim(), values).expect("one bound an element");
+    within(ArrayD::from_shape_vec(r.raw_dim(), values).expect("one bound an element"))
+}
+
+/// Errors that are uniform within a hard bound of each element.
+fn within(bound: ArrayD<f64>) -> Own {
     Own { variance: bound.mapv(|b| b * b / 3.0), bound }
 }
 
@@ -228,4 +294,29 @@ fn sum_of_sizes(parts: &[(&Tensor, f64)], r: &ArrayD<f64>) -> Vec<f64> {
 fn absolute_scores(q: &Bounded, k: &Bounded, scale: f64) -> Vec<f64> {
     let (q, k) = (q.value.mapv(f32::abs).into_shared(), k.value.mapv(f32::abs).into_shared());
     reference::ops::attn_scores(&q, &k, scale.abs(), None).into_iter().collect()
+}
+
+/// `Σ_i |x[t, j, i]| · |W_e[o, i]| + |b_e[o]|` of the chosen experts.
+fn absolute_products(x: &Bounded, index: &Bounded, experts: &[Linear]) -> Vec<f64> {
+    let chosen = |e: usize| index.value.iter().any(|&id| id as usize == e);
+    let absolute: Vec<Linear> = experts
+        .iter()
+        .enumerate()
+        .map(|(e, w)| {
+            if !chosen(e) {
+                return w.clone();
+            }
+            let values = w.weight.to_values().expect("the reference has decoded these weights before");
+            let values = values.into_iter().map(f32::abs).collect();
+            let weight = Matrix::from_values(w.weight.name(), w.weight.out(), w.weight.inner(), values);
+            let bias = w
+                .bias
+                .as_ref()
+                .map(|b| Vector::new(&b.name, b.iter().map(|v| v.abs()).collect::<Vec<f32>>()));
+            Linear { weight, bias }
+        })
+        .collect();
+    let x = x.value.mapv(f32::abs).into_shared();
+    let sums = reference::ops::expert_linear(&x, &index.value, &absolute);
+    sums.expect("the reference has decoded these weights before").into_iter().collect()
 }

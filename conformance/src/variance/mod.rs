@@ -9,6 +9,7 @@
 //! unit in the last place: `V = ulp² / 12`. Errors of inputs are carried by first derivatives.
 
 mod block;
+mod delta;
 mod host;
 mod linear;
 

@@ -1,6 +1,7 @@
 //! The image of the `bfp16` engine: blocks of eight along the inner axis that share an exponent.
 
 use super::{Buffer, TILE};
+use crate::round::whole_to_i8;
 
 /// Values that share an exponent.
 pub(crate) const BLOCK: usize = 8;
@@ -14,14 +15,17 @@ pub(crate) const BLOCK: usize = 8;
 /// so that x is about m · 2^(E-133) = m · 2^(e-6) with e = E - 127, and the largest value has a magnitude of 64
 /// to 127. E = 0 where every value is zero or subnormal. A block shorter than eight is filled up with zeros.
 /// Every value of `block` is finite.
+#[inline(always)]
 pub(crate) fn to_block(block: &[f32]) -> ([i8; BLOCK], u8) {
     let largest = block.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7FFF_FFFF));
     let exponent = (largest >> 23) as u8;
-    // 2^(133-E) exceeds f32 where E < 6, hence f64; the product with a power of two is exact.
-    let unit = f64::from_bits((1023 + 133 - u64::from(exponent)) << 52);
+    // 2^(133-E) exceeds f32 where E < 6, hence two factors. A product with a power of two is exact unless it is
+    // subnormal, and such a value rounds to 0 anyway.
+    let power = 133 - i32::from(exponent);
+    let units = [power.min(127), power - power.min(127)].map(|p| f32::from_bits(((127 + p) as u32) << 23));
     let mut mantissas = [0; BLOCK];
     for (m, &x) in mantissas.iter_mut().zip(block) {
-        *m = (f64::from(x) * unit).round_ties_even().clamp(-127.0, 127.0) as i8;
+        *m = whole_to_i8((x * units[0] * units[1]).round_ties_even().clamp(-127.0, 127.0));
     }
     (mantissas, exponent)
 }

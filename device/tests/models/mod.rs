@@ -4,7 +4,7 @@
 
 pub mod naive;
 
-use spec::families::decoder::{DecoderConfig, DecoderWeights, LayerConfig, LayerWeights};
+use spec::families::decoder::{DecoderConfig, DecoderWeights, LayerConfig, LayerWeights, Scales};
 use spec::families::{Activation, Linear};
 use spec::{Config, Matrix, Pairing, Rope, Scaling, Site, Vector, Weights};
 
@@ -92,12 +92,16 @@ pub fn tiny(kind: Kind) -> (Config, Weights) {
             pairing: Pairing::HalfSplit,
             scaling: Scaling::Default,
         },
-        layers: vec![LayerConfig { window: None }, LayerConfig { window: kind.window }],
+        layers: vec![None, kind.window]
+            .into_iter()
+            .map(|window| LayerConfig { window, rope: true })
+            .collect(),
         qkv_bias: kind.bias,
         o_bias: kind.bias,
         mlp_bias: kind.bias,
         qk_norm: kind.qk_norm,
         activation: Activation::Silu,
+        scales: Scales::NONE,
     };
     let r = &mut random;
     let layers = (0..2)

@@ -95,8 +95,26 @@ impl Rope {
         head_dim: usize,
         default_partial: f64,
     ) -> Result<Rope, ConfigError> {
+        Self::parse_with(reader, head_dim, default_partial, None)
+    }
+
+    /// As [`Rope::parse`], with the family's own default of `rope_theta`.
+    pub fn parse_with_theta(
+        reader: &mut ConfigReader,
+        head_dim: usize,
+        default_theta: f64,
+    ) -> Result<Rope, ConfigError> {
+        Self::parse_with(reader, head_dim, 1.0, Some(default_theta))
+    }
+
+    fn parse_with(
+        reader: &mut ConfigReader,
+        head_dim: usize,
+        default_partial: f64,
+        default_theta: Option<f64>,
+    ) -> Result<Rope, ConfigError> {
         let partial = reader.f64_opt("partial_rotary_factor")?.unwrap_or(default_partial);
-        let theta = reader.f64_opt("rope_theta")?;
+        let theta = reader.f64_opt("rope_theta")?.or(default_theta);
         let older = reader.object("rope_scaling")?;
         let newer = reader.object("rope_parameters")?;
         let max = reader.usize_opt("max_position_embeddings")?;

@@ -5,6 +5,12 @@ mod decoder;
 mod draft;
 mod gemma;
 mod gemma4;
+mod hybrid;
+mod lfm2;
+mod moe;
+mod moe_decoder;
+mod olmo2;
+mod phi3;
 mod ple;
 mod tapped;
 
@@ -13,6 +19,11 @@ pub use decoder::{Decoder, DecoderState};
 pub use draft::{Borrowed, Context, Draft, DraftOutput, DraftState, DraftTables};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
+pub use hybrid::{DeltaState, Hybrid, HybridState, MixerState};
+pub use lfm2::{Lfm2, Lfm2LayerState, Lfm2State};
+pub use moe_decoder::MoeDecoder;
+pub use olmo2::Olmo2;
+pub use phi3::Phi3;
 pub use ple::PleInputs;
 pub use tapped::{LastTap, Tapped};
 
@@ -24,10 +35,20 @@ use spec::{Config, Weights};
 // There is one of them in a run, so the room that the largest family takes costs nothing.
 #[allow(clippy::large_enum_variant)]
 pub enum Model {
-    /// llama, mistral, qwen2, qwen3.
+    /// llama, mistral, qwen2, qwen3, smollm3, granite, minicpm.
     Decoder(Decoder),
+    /// phi3.
+    Phi3(Phi3),
+    /// olmo2.
+    Olmo2(Olmo2),
+    /// qwen3_moe, glm4_moe.
+    MoeDecoder(MoeDecoder),
     /// gemma2, gemma3.
     Gemma(Gemma),
+    /// qwen3_5.
+    Hybrid(Hybrid),
+    /// lfm2.
+    Lfm2(Lfm2),
     /// gemma4.
     Gemma4(Gemma4),
 }
@@ -35,10 +56,14 @@ pub enum Model {
 /// The state that a model carries from pass to pass.
 #[derive(Clone, Debug)]
 pub enum ModelState<T> {
-    /// See [`Model::Decoder`].
+    /// Keys and values, and nothing else: decoders of every kind.
     Decoder(DecoderState<T>),
     /// See [`Model::Gemma`].
     Gemma(GemmaState<T>),
+    /// See [`Model::Hybrid`].
+    Hybrid(HybridState<T>),
+    /// See [`Model::Lfm2`].
+    Lfm2(Lfm2State<T>),
     /// See [`Model::Gemma4`].
     Gemma4(Gemma4State<T>),
 }
@@ -55,7 +80,14 @@ impl Model {
             (Config::Decoder(config), Weights::Decoder(weights)) => {
                 Model::Decoder(Decoder { config, weights })
             }
+            (Config::Phi3(config), Weights::Phi3(weights)) => Model::Phi3(Phi3 { config, weights }),
+            (Config::Olmo2(config), Weights::Olmo2(weights)) => Model::Olmo2(Olmo2 { config, weights }),
+            (Config::MoeDecoder(config), Weights::MoeDecoder(weights)) => {
+                Model::MoeDecoder(MoeDecoder { config, weights })
+            }
             (Config::Gemma(config), Weights::Gemma(weights)) => Model::Gemma(Gemma { config, weights }),
+            (Config::Hybrid(config), Weights::Hybrid(weights)) => Model::Hybrid(Hybrid { config, weights }),
+            (Config::Lfm2(config), Weights::Lfm2(weights)) => Model::Lfm2(Lfm2 { config, weights }),
             (Config::Gemma4(config), Weights::Gemma4(weights)) => Model::Gemma4(Gemma4 { config, weights }),
             (config, _) => panic!("weights of another family than {}", config.family()),
         }
@@ -65,14 +97,20 @@ impl Model {
     pub fn fresh<T>(&self) -> ModelState<T> {
         match self {
             Model::Decoder(model) => ModelState::Decoder(model.fresh()),
+            Model::Phi3(model) => ModelState::Decoder(model.fresh()),
+            Model::Olmo2(model) => ModelState::Decoder(model.fresh()),
+            Model::MoeDecoder(model) => ModelState::Decoder(model.fresh()),
             Model::Gemma(model) => ModelState::Gemma(model.fresh()),
+            Model::Hybrid(model) => ModelState::Hybrid(model.fresh()),
+            Model::Lfm2(model) => ModelState::Lfm2(model.fresh()),
             Model::Gemma4(model) => ModelState::Gemma4(model.fresh()),
         }
     }
 
     /// Feeds `ids` behind what `state` holds; the logits of every fed token, `[tokens, vocab]`.
     ///
-    /// Feeding a prompt at once, token by token or in any chunks gives the same values.
+    /// Feeding a prompt at once, token by token or in any chunks gives the same values (but for LongRoPE
+    /// beyond the original context, whose frequencies depend on the length reached).
     ///
     /// # Panics
     ///
@@ -80,7 +118,12 @@ impl Model {
     pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut ModelState<O::Tensor>, ids: &[u32]) -> O::Tensor {
         match (self, state) {
             (Model::Decoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Phi3(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::Olmo2(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
+            (Model::MoeDecoder(model), ModelState::Decoder(state)) => model.pass(ops, state, ids),
             (Model::Gemma(model), ModelState::Gemma(state)) => model.pass(ops, state, ids),
+            (Model::Hybrid(model), ModelState::Hybrid(state)) => model.pass(ops, state, ids),
+            (Model::Lfm2(model), ModelState::Lfm2(state)) => model.pass(ops, state, ids),
             (Model::Gemma4(model), ModelState::Gemma4(state)) => model.pass(ops, state, ids),
             _ => panic!("state of another family than the model's"),
         }
@@ -93,6 +136,8 @@ impl<T> ModelState<T> {
         match self {
             ModelState::Decoder(state) => state.position,
             ModelState::Gemma(state) => state.position,
+            ModelState::Hybrid(state) => state.position,
+            ModelState::Lfm2(state) => state.position,
             ModelState::Gemma4(state) => state.position,
         }
     }

@@ -58,6 +58,10 @@ impl<O: Ops> Ops for Tapped<'_, O> {
             (Call::Embed { table, scale, .. }, None, "embed") => {
                 self.table = Some(((*table).clone(), *scale))
             }
+            // A multiplier that stands outside the embedding module (Granite) is part of the model's own.
+            (Call::Scale { factor, .. }, None, "embed_scaled") => {
+                self.table = self.table.take().map(|(table, own)| (table, own * *factor as f32));
+            }
             (Call::Linear { w, .. }, None, "lm_head" | "logits") => self.head = Some((*w).clone()),
             _ => {}
         }

@@ -56,13 +56,15 @@ fn heads(x: &Tensor) -> ArrayView3<'_, f32> {
 /// s ← softcap · tanh(s / softcap)                              where there is a cap
 /// ```
 ///
-/// `q` is `[tokens, heads, head_dim]`, `k` is `[keys, kv_heads, head_dim]`, the result is
+/// `q` is `[tokens, heads · head_dim]` in any shape, `k` is `[keys, kv_heads, head_dim]`, the result is
 /// `[heads, tokens, keys]`. Consecutive query heads share a key head. The cap comes before the mask.
 pub fn attn_scores(q: &Tensor, k: &Tensor, scale: f64, softcap: Option<f64>) -> Array3<f64> {
-    let (q, k) = (heads(q), heads(k));
-    let (tokens, num_heads, head_dim) = q.dim();
-    let (keys, kv_heads, key_dim) = k.dim();
-    assert_eq!(head_dim, key_dim, "attn_scores: head_dim of q against head_dim of k");
+    let (q, k) = (rows(q), heads(k));
+    let (keys, kv_heads, head_dim) = k.dim();
+    let (tokens, all) = q.dim();
+    assert_eq!(all % head_dim, 0, "attn_scores: row length of q against head_dim of k");
+    let num_heads = all / head_dim;
+    let q = q.into_shape_with_order((tokens, num_heads, head_dim)).expect("attn_scores: rows in order");
     assert_eq!(num_heads % kv_heads, 0, "attn_scores: heads against kv_heads");
     let group = num_heads / kv_heads;
     let mut s = Array3::zeros((num_heads, tokens, keys));

@@ -7,41 +7,66 @@
 mod append;
 mod attention;
 mod block_conv;
+mod causal_conv;
+mod clamped_swiglu;
+mod columns;
 mod embed;
+mod experts;
 mod gated_act;
+mod gated_delta_rule;
+mod gdn_decay;
 mod join;
+mod l2_norm;
 mod linear;
+mod multiply;
 mod per_layer_input;
 mod residual;
 mod rms_norm;
 mod rope;
+mod router;
 mod scale;
 mod selector;
+mod sigmoid;
+mod slice;
 mod softcap;
 mod stack;
 
 pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
 pub use block_conv::{Side, block_conv};
+pub use causal_conv::{causal_conv, conv_state};
+pub use clamped_swiglu::clamped_swiglu;
+pub use columns::{Run, columns};
 pub use embed::embed;
+use experts::expert;
+pub use experts::{expert_linear, mixture};
 pub use gated_act::{activate, gated_act};
+pub use gated_delta_rule::{Delta, gated_delta_rule_chunked, gdn_core, gdn_state};
+pub use gdn_decay::gdn_decay;
 pub use join::join;
+pub use l2_norm::{L2_EPS, l2_norm};
 pub use linear::linear;
+pub use multiply::multiply;
 pub use per_layer_input::per_layer_input;
 pub use residual::residual;
 pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
+pub use router::{router_index, router_weights};
 pub use scale::scale;
 pub use selector::{candidates, path_scores, pick, step_scores};
+pub use sigmoid::{sigmoid, sigmoid_gate};
+pub use slice::{concat, slice};
 pub use softcap::softcap;
 pub use stack::{stack, tail};
 
 use crate::State;
 use ndarray::{ArcArray, ArrayD, IxDyn};
 use spec::families::draft::{DraftConv, Selector};
-use spec::families::{Activation, Linear};
+use spec::families::moe::Router;
+use spec::families::{Activation, Conv, Linear};
 use spec::site::At;
 use spec::{Matrix, NonFinite, Rope, Site, Vector};
+use std::ops::Range;
 
 /// Values at a site: f32, axes as in the site registry; cheap to clone.
 pub type Tensor = ArcArray<f32, IxDyn>;
@@ -93,8 +118,44 @@ pub enum Call<'a, T> {
     GatedAct { gate: &'a T, up: &'a T, activation: Activation },
     /// See [`Ops::residual`].
     Residual { x: &'a T, branch: &'a T, multiplier: f32 },
+    /// See [`Ops::columns`].
+    Columns { x: &'a T, runs: &'a [Run], width: Option<usize> },
     /// See [`Ops::join`].
     Join { parts: Vec<&'a T> },
+    /// See [`Ops::multiply`].
+    Multiply { a: &'a T, b: &'a T },
+    /// See [`Ops::sigmoid`].
+    Sigmoid { x: &'a T },
+    /// See [`Ops::sigmoid_gate`].
+    SigmoidGate { x: &'a T, gate: &'a T },
+    /// See [`Ops::l2_norm`].
+    L2Norm { x: &'a T, scale: f64 },
+    /// See [`Ops::causal_conv`].
+    CausalConv { u: &'a T, state: Option<&'a T>, conv: &'a Conv, activation: Option<Activation> },
+    /// See [`Ops::conv_state`].
+    ConvState { u: &'a T, state: Option<&'a T>, kernel: usize },
+    /// See [`Ops::gdn_decay`].
+    GdnDecay { a: &'a T, a_log: &'a Vector, dt_bias: &'a Vector },
+    /// See [`Ops::gdn_core`].
+    GdnCore(Delta<'a, T>),
+    /// See [`Ops::gdn_state`].
+    GdnState(Delta<'a, T>),
+    /// See [`Ops::scale`].
+    Scale { x: &'a T, factor: f64 },
+    /// See [`Ops::slice`].
+    Slice { x: &'a T, width: usize, start: usize, end: usize },
+    /// See [`Ops::concat`].
+    Concat { a: &'a T, b: &'a T },
+    /// See [`Ops::router_index`].
+    RouterIndex { logits: &'a T, router: &'a Router, bias: Option<&'a Vector> },
+    /// See [`Ops::router_weights`].
+    RouterWeights { logits: &'a T, index: &'a T, router: &'a Router },
+    /// See [`Ops::expert_linear`].
+    ExpertLinear { x: &'a T, index: &'a T, experts: &'a [Linear] },
+    /// See [`Ops::mixture`].
+    Mixture { y: &'a T, weights: &'a T },
+    /// See [`Ops::clamped_swiglu`].
+    ClampedSwiglu { gate: &'a T, up: &'a T, alpha: f64, limit: f64 },
     /// See [`Ops::softcap`].
     Softcap { x: &'a T, cap: f64 },
     /// See [`Ops::stack`].
@@ -109,8 +170,6 @@ pub enum Call<'a, T> {
     PathScores { logits: &'a T, candidates: &'a T, hidden: &'a T, selector: &'a Selector, anchor: u32 },
     /// See [`Ops::pick`].
     Pick { scores: &'a T, candidates: Option<&'a T> },
-    /// See [`Ops::scale`].
-    Scale { x: &'a T, factor: f64 },
     /// See [`Ops::per_layer_input`].
     PerLayerInput { token: &'a T, context: &'a T, layer: usize, width: usize },
 }
@@ -131,7 +190,25 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => "attn_ctx",
             Call::GatedAct { .. } => "gated_act",
             Call::Residual { .. } => "residual",
+            Call::Columns { .. } => "columns",
             Call::Join { .. } => "join",
+            Call::Multiply { .. } => "multiply",
+            Call::Sigmoid { .. } => "sigmoid",
+            Call::SigmoidGate { .. } => "sigmoid_gate",
+            Call::L2Norm { .. } => "l2_norm",
+            Call::CausalConv { .. } => "causal_conv",
+            Call::ConvState { .. } => "conv_state",
+            Call::GdnDecay { .. } => "gdn_decay",
+            Call::GdnCore(_) => "gdn_core",
+            Call::GdnState(_) => "gdn_state",
+            Call::Scale { .. } => "scale",
+            Call::Slice { .. } => "slice",
+            Call::Concat { .. } => "concat",
+            Call::RouterIndex { .. } => "router_index",
+            Call::RouterWeights { .. } => "router_weights",
+            Call::ExpertLinear { .. } => "expert_linear",
+            Call::Mixture { .. } => "mixture",
+            Call::ClampedSwiglu { .. } => "clamped_swiglu",
             Call::Softcap { .. } => "softcap",
             Call::Stack { .. } => "stack",
             Call::Tail { .. } => "tail",
@@ -139,7 +216,6 @@ impl<'a, T> Call<'a, T> {
             Call::Candidates { .. } => "candidates",
             Call::PathScores { .. } => "path_scores",
             Call::Pick { .. } => "pick",
-            Call::Scale { .. } => "scale",
             Call::PerLayerInput { .. } => "per_layer_input",
         }
     }
@@ -157,14 +233,29 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { probs, v } => vec![probs, v],
             Call::GatedAct { gate, up, .. } => vec![gate, up],
             Call::Residual { x, branch, .. } => vec![x, branch],
+            Call::Columns { x, .. } | Call::Sigmoid { x } | Call::L2Norm { x, .. } => vec![x],
             Call::Join { parts } => parts.clone(),
+            Call::Multiply { a, b } => vec![a, b],
+            Call::SigmoidGate { x, gate } => vec![x, gate],
+            Call::CausalConv { u, state, .. } | Call::ConvState { u, state, .. } => {
+                [*u].into_iter().chain(*state).collect()
+            }
+            Call::GdnDecay { a, .. } => vec![a],
+            Call::GdnCore(delta) | Call::GdnState(delta) => delta.operands(),
+            Call::Scale { x, .. } | Call::Slice { x, .. } => vec![x],
+            Call::Concat { a, b } => vec![a, b],
+            Call::RouterIndex { logits, .. } => vec![logits],
+            Call::RouterWeights { logits, index, .. } => vec![logits, index],
+            Call::ExpertLinear { x, index, .. } => vec![x, index],
+            Call::Mixture { y, weights } => vec![y, weights],
+            Call::ClampedSwiglu { gate, up, .. } => vec![gate, up],
+            Call::Softcap { x, .. } => vec![x],
             Call::Stack { above, below } => vec![above, below],
             Call::Tail { x, .. } => vec![x],
             Call::BlockConv { x, dynamic, .. } => vec![x, dynamic],
             Call::Candidates { logits, .. } => vec![logits],
             Call::PathScores { logits, candidates, hidden, .. } => vec![logits, candidates, hidden],
             Call::Pick { scores, candidates } => [*scores].into_iter().chain(*candidates).collect(),
-            Call::Softcap { x, .. } | Call::Scale { x, .. } => vec![x],
             Call::PerLayerInput { token, context, .. } => vec![token, context],
         }
     }
@@ -189,7 +280,31 @@ impl<'a, T> Call<'a, T> {
             Call::AttnCtx { .. } => Call::AttnCtx { probs: o(0), v: o(1) },
             Call::GatedAct { activation, .. } => Call::GatedAct { gate: o(0), up: o(1), activation },
             Call::Residual { multiplier, .. } => Call::Residual { x: o(0), branch: o(1), multiplier },
+            Call::Columns { runs, width, .. } => Call::Columns { x: o(0), runs, width },
             Call::Join { .. } => Call::Join { parts: operands.iter().collect() },
+            Call::Multiply { .. } => Call::Multiply { a: o(0), b: o(1) },
+            Call::Sigmoid { .. } => Call::Sigmoid { x: o(0) },
+            Call::SigmoidGate { .. } => Call::SigmoidGate { x: o(0), gate: o(1) },
+            Call::L2Norm { scale, .. } => Call::L2Norm { x: o(0), scale },
+            Call::CausalConv { state, conv, activation, .. } => {
+                Call::CausalConv { u: o(0), state: state.map(|_| o(1)), conv, activation }
+            }
+            Call::ConvState { state, kernel, .. } => {
+                Call::ConvState { u: o(0), state: state.map(|_| o(1)), kernel }
+            }
+            Call::GdnDecay { a_log, dt_bias, .. } => Call::GdnDecay { a: o(0), a_log, dt_bias },
+            Call::GdnCore(ref delta) => Call::GdnCore(delta.with(operands)),
+            Call::GdnState(ref delta) => Call::GdnState(delta.with(operands)),
+            Call::Scale { factor, .. } => Call::Scale { x: o(0), factor },
+            Call::Slice { width, start, end, .. } => Call::Slice { x: o(0), width, start, end },
+            Call::Concat { .. } => Call::Concat { a: o(0), b: o(1) },
+            Call::RouterIndex { router, bias, .. } => Call::RouterIndex { logits: o(0), router, bias },
+            Call::RouterWeights { router, .. } => Call::RouterWeights { logits: o(0), index: o(1), router },
+            Call::ExpertLinear { experts, .. } => Call::ExpertLinear { x: o(0), index: o(1), experts },
+            Call::Mixture { .. } => Call::Mixture { y: o(0), weights: o(1) },
+            Call::ClampedSwiglu { alpha, limit, .. } => {
+                Call::ClampedSwiglu { gate: o(0), up: o(1), alpha, limit }
+            }
             Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
             Call::Stack { .. } => Call::Stack { above: o(0), below: o(1) },
             Call::Tail { keep, .. } => Call::Tail { x: o(0), keep },
@@ -201,7 +316,6 @@ impl<'a, T> Call<'a, T> {
             Call::Pick { candidates, .. } => {
                 Call::Pick { scores: o(0), candidates: candidates.map(|_| o(1)) }
             }
-            Call::Scale { factor, .. } => Call::Scale { x: o(0), factor },
             Call::PerLayerInput { layer, width, .. } => {
                 Call::PerLayerInput { token: o(0), context: o(1), layer, width }
             }
@@ -228,7 +342,29 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::AttnCtx { probs, v } => attn_ctx(probs, v).into_dyn(),
         Call::GatedAct { gate, up, activation } => gated_act(gate, up, *activation),
         Call::Residual { x, branch, multiplier } => residual(x, branch, *multiplier),
+        Call::Columns { x, runs, width } => columns(x, runs, *width),
         Call::Join { parts } => join(parts).into_dyn(),
+        Call::Multiply { a, b } => multiply(a, b),
+        Call::Sigmoid { x } => sigmoid(x),
+        Call::SigmoidGate { x, gate } => sigmoid_gate(x, gate),
+        Call::L2Norm { x, scale } => l2_norm(x, *scale).into_dyn(),
+        Call::CausalConv { u, state, conv, activation } => {
+            causal_conv(u, *state, conv, *activation).into_dyn()
+        }
+        Call::ConvState { u, state, kernel } => conv_state(u, *state, *kernel).into_dyn(),
+        Call::GdnDecay { a, a_log, dt_bias } => gdn_decay(a, a_log, dt_bias).into_dyn(),
+        Call::GdnCore(delta) => gdn_core(delta).into_dyn(),
+        Call::GdnState(delta) => gdn_state(delta).into_dyn(),
+        Call::Scale { x, factor } => scale(x, *factor),
+        Call::Slice { x, width, start, end } => slice(x, *width, *start..*end),
+        Call::Concat { a, b } => concat(a, b).into_dyn(),
+        Call::RouterIndex { logits, router, bias } => {
+            router_index(logits, router, bias.map(|b| &b[..])).into_dyn()
+        }
+        Call::RouterWeights { logits, index, router } => router_weights(logits, index, router).into_dyn(),
+        Call::ExpertLinear { x, index, experts } => expert_linear(x, index, experts)?.into_dyn(),
+        Call::Mixture { y, weights } => mixture(y, weights).into_dyn(),
+        Call::ClampedSwiglu { gate, up, alpha, limit } => clamped_swiglu(gate, up, *alpha, *limit),
         Call::Softcap { x, cap } => softcap(x, *cap),
         Call::Stack { above, below } => stack(above, below).into_dyn(),
         Call::Tail { x, keep } => tail(x, *keep),
@@ -238,7 +374,6 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
             path_scores(logits, candidates, hidden, selector, *anchor)?.into_dyn()
         }
         Call::Pick { scores, candidates } => pick(scores, *candidates).into_dyn(),
-        Call::Scale { x, factor } => scale(x, *factor),
         Call::PerLayerInput { token, context, layer, width } => {
             per_layer_input(token, context, *layer, *width).into_dyn()
         }
@@ -371,19 +506,164 @@ pub trait Ops {
         self.run(at, Call::Residual { x, branch, multiplier })
     }
 
-    /// `y = cap · tanh(x / cap)`, element by element: logits bent into (-cap, cap).
-    fn softcap(&mut self, at: Site, x: &Self::Tensor, cap: f64) -> Self::Tensor {
-        self.run(at, Call::Softcap { x, cap })
+    /// The columns of `runs`, one run after the other; `[tokens, n]`, or with a `width`
+    /// `[tokens, n / width, width]`.
+    fn columns(&mut self, at: Site, x: &Self::Tensor, runs: &[Run], width: Option<usize>) -> Self::Tensor {
+        self.run(at, Call::Columns { x, runs, width })
     }
 
-    /// `y[t, ·] = parts[0][t, ·] | parts[1][t, ·] | …`: rows joined into longer ones; `[tokens, Σ columns]`.
+    /// `y[t, ·] = parts[0][t, ·] | parts[1][t, ·] | …`: rows side by side.
     fn join(&mut self, at: Site, parts: &[&Self::Tensor]) -> Self::Tensor {
         self.run(at, Call::Join { parts: parts.to_vec() })
+    }
+
+    /// `y = a · b`, element by element.
+    fn multiply(&mut self, at: Site, a: &Self::Tensor, b: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Multiply { a, b })
+    }
+
+    /// `y = σ(x) = 1 / (1 + e^-x)`, element by element.
+    fn sigmoid(&mut self, at: Site, x: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Sigmoid { x })
+    }
+
+    /// `y[t, i] = x[t, i] · σ(gate[t, i])`; the gate may hold one value for the whole row.
+    fn sigmoid_gate(&mut self, at: Site, x: &Self::Tensor, gate: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::SigmoidGate { x, gate })
+    }
+
+    /// `y = x / sqrt(Σ x² + 1e-6) · scale` over the last axis of `[tokens, heads, dim]`.
+    fn l2_norm(&mut self, at: Site, x: &Self::Tensor, scale: f64) -> Self::Tensor {
+        self.run(at, Call::L2Norm { x, scale })
+    }
+
+    /// `y[t, c] = act(Σ_{j<K} w[c, j] · u[t - K + 1 + j, c] + b[c])`; `[tokens, channels]`. Rows before
+    /// the pass come from the state, and are 0 before the start of the text.
+    fn causal_conv(
+        &mut self,
+        at: Site,
+        u: &Self::Tensor,
+        state: &State<Self::Tensor>,
+        conv: &Conv,
+        activation: Option<Activation>,
+    ) -> Self::Tensor {
+        self.run(at, Call::CausalConv { u, state: state.0.as_ref(), conv, activation })
+    }
+
+    /// Replaces the state of a convolution by the last `kernel` rows that it has read, `[channels, kernel]`.
+    fn conv_state(
+        &mut self,
+        at: At,
+        name: &'static str,
+        state: &mut State<Self::Tensor>,
+        u: &Self::Tensor,
+        kernel: usize,
+    ) {
+        let before = state.0.take();
+        state.0 = Some(self.run(at.site(name), Call::ConvState { u, state: before.as_ref(), kernel }));
+    }
+
+    /// `g[t, h] = -e^a_log[h] · ln(1 + e^(a[t, h] + dt_bias[h]))`: the log decay.
+    fn gdn_decay(&mut self, at: Site, a: &Self::Tensor, a_log: &Vector, dt_bias: &Vector) -> Self::Tensor {
+        self.run(at, Call::GdnDecay { a, a_log, dt_bias })
+    }
+
+    /// Token by token and value head by value head: `S ← e^g · S; δ = β · (v - Sᵀ k); S ← S + k δᵀ;
+    /// y = Sᵀ q`; the result y is `[tokens, value_heads, value_dim]`.
+    fn gdn_core(&mut self, at: Site, delta: Delta<Self::Tensor>) -> Self::Tensor {
+        self.run(at, Call::GdnCore(delta))
+    }
+
+    /// The state S after the last token of [`Ops::gdn_core`], `[value_heads, key_dim, value_dim]`.
+    fn gdn_state(&mut self, at: Site, delta: Delta<Self::Tensor>) -> Self::Tensor {
+        self.run(at, Call::GdnState(delta))
     }
 
     /// `y = x · factor`, element by element.
     fn scale(&mut self, at: Site, x: &Self::Tensor, factor: f64) -> Self::Tensor {
         self.run(at, Call::Scale { x, factor })
+    }
+
+    /// `y[t, g, i] = x[t, g · width + range.start + i]`: the values `range` of every group of `width`.
+    /// The result is `[tokens, len]`, or `[tokens, groups, len]` where a row holds several groups or `x`
+    /// has three axes.
+    fn slice(&mut self, at: Site, x: &Self::Tensor, width: usize, range: Range<usize>) -> Self::Tensor {
+        self.run(at, Call::Slice { x, width, start: range.start, end: range.end })
+    }
+
+    /// `y[t, h] = a[t, h] ‖ b[t, h]`, or `‖ b[t, 0]` where `b` has one head; three axes each.
+    fn concat(&mut self, at: Site, a: &Self::Tensor, b: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Concat { a, b })
+    }
+
+    /// The ids of the `num_experts_per_tok` experts with the largest scores, `[tokens, k]`; `bias` joins
+    /// the scores for the choice only. `logits` is `[tokens, experts]`.
+    fn router_index(
+        &mut self,
+        at: Site,
+        logits: &Self::Tensor,
+        router: &Router,
+        bias: Option<&Vector>,
+    ) -> Self::Tensor {
+        self.run(at, Call::RouterIndex { logits, router, bias })
+    }
+
+    /// The weights of the chosen experts, `[tokens, k]` in the order of `index`: softmax or sigmoid of
+    /// their logits, renormalised and scaled as the router says.
+    fn router_weights(
+        &mut self,
+        at: Site,
+        logits: &Self::Tensor,
+        index: &Self::Tensor,
+        router: &Router,
+    ) -> Self::Tensor {
+        self.run(at, Call::RouterWeights { logits, index, router })
+    }
+
+    /// `y[t, j, o] = Σ_i x[t, j, i] · W_e[o, i] + b_e[o]` with `e = index[t, j]`; `x` is `[tokens, k, in]`,
+    /// or `[tokens, in]` where all choices read the same row; the result is `[tokens, k, out]`.
+    fn expert_linear(
+        &mut self,
+        at: Site,
+        x: &Self::Tensor,
+        index: &Self::Tensor,
+        experts: &[Linear],
+    ) -> Self::Tensor {
+        self.run(at, Call::ExpertLinear { x, index, experts })
+    }
+
+    /// `m[t, i] = Σ_j weights[t, j] · y[t, j, i]`; `[tokens, hidden]`.
+    fn mixture(&mut self, at: Site, y: &Self::Tensor, weights: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Mixture { y, weights })
+    }
+
+    /// `y = (clamp(up, ±limit) + 1) · g · σ(alpha · g)` with `g = min(gate, limit)`, element by element.
+    fn clamped_swiglu(
+        &mut self,
+        at: Site,
+        gate: &Self::Tensor,
+        up: &Self::Tensor,
+        alpha: f64,
+        limit: f64,
+    ) -> Self::Tensor {
+        self.run(at, Call::ClampedSwiglu { gate, up, alpha, limit })
+    }
+
+    /// `y = cap · tanh(x / cap)`, element by element: logits bent into (-cap, cap).
+    fn softcap(&mut self, at: Site, x: &Self::Tensor, cap: f64) -> Self::Tensor {
+        self.run(at, Call::Softcap { x, cap })
+    }
+
+    /// `y[t, i] = (context[t, layer, i] + token[t, layer · width + i]) / √2`; `[tokens, width]`.
+    fn per_layer_input(
+        &mut self,
+        at: Site,
+        token: &Self::Tensor,
+        context: &Self::Tensor,
+        layer: usize,
+        width: usize,
+    ) -> Self::Tensor {
+        self.run(at, Call::PerLayerInput { token, context, layer, width })
     }
 
     /// The rows of `above`, then those of `below`; `[tokens, columns]`.
@@ -432,17 +712,5 @@ pub trait Ops {
     /// or those that `candidates` gives.
     fn pick(&mut self, at: Site, scores: &Self::Tensor, candidates: Option<&Self::Tensor>) -> Self::Tensor {
         self.run(at, Call::Pick { scores, candidates })
-    }
-
-    /// `y[t, i] = (context[t, layer, i] + token[t, layer · width + i]) / √2`; `[tokens, width]`.
-    fn per_layer_input(
-        &mut self,
-        at: Site,
-        token: &Self::Tensor,
-        context: &Self::Tensor,
-        layer: usize,
-        width: usize,
-    ) -> Self::Tensor {
-        self.run(at, Call::PerLayerInput { token, context, layer, width })
     }
 }

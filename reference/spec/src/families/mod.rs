@@ -6,7 +6,13 @@ pub mod decoder;
 pub mod draft;
 pub mod gemma;
 pub mod gemma4;
+pub mod hybrid;
 pub mod layered;
+pub mod lfm2;
+pub mod moe;
+pub mod moe_decoder;
+pub mod olmo2;
+pub mod phi3;
 pub mod ple;
 pub mod wrapped;
 
@@ -43,6 +49,108 @@ impl Linear {
     }
 }
 
+/// A causal depthwise convolution: one short filter a channel.
+#[derive(Clone, Debug)]
+pub struct Conv {
+    /// Filters `[channels, kernel]`, row after row; the last tap of a row meets the current token.
+    pub weight: Vector,
+    /// `[channels]`, where the model has one.
+    pub bias: Option<Vector>,
+    /// Taps of a filter.
+    pub kernel: usize,
+}
+
+impl Conv {
+    /// Takes `{name}.weight`, stored as `[channels, 1, kernel]`, and, where `bias`, `{name}.bias`.
+    pub fn load(
+        loader: &mut Loader,
+        name: &str,
+        channels: usize,
+        kernel: usize,
+        bias: bool,
+    ) -> Result<Conv, LoadError> {
+        Ok(Conv {
+            weight: loader.values(&format!("{name}.weight"), &[channels, 1, kernel])?,
+            bias: loader.vector_if(bias, &format!("{name}.bias"), channels)?,
+            kernel,
+        })
+    }
+
+    /// Number of channels.
+    pub fn channels(&self) -> usize {
+        self.weight.len() / self.kernel
+    }
+}
+
+/// A gated feed-forward: `down(act(gate(x)) · up(x))`.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    /// `[intermediate, hidden]`
+    pub gate_proj: Linear,
+    /// `[intermediate, hidden]`
+    pub up_proj: Linear,
+    /// `[hidden, intermediate]`
+    pub down_proj: Linear,
+}
+
+impl Mlp {
+    /// Takes `{name}.gate_proj`, `{name}.up_proj` and `{name}.down_proj`.
+    pub fn load(
+        loader: &mut Loader,
+        name: &str,
+        hidden: usize,
+        inner: usize,
+        bias: bool,
+    ) -> Result<Mlp, LoadError> {
+        Ok(Mlp {
+            gate_proj: Linear::load(loader, &format!("{name}.gate_proj"), inner, hidden, bias)?,
+            up_proj: Linear::load(loader, &format!("{name}.up_proj"), inner, hidden, bias)?,
+            down_proj: Linear::load(loader, &format!("{name}.down_proj"), hidden, inner, bias)?,
+        })
+    }
+
+    /// Every matrix.
+    pub fn matrices(&mut self) -> [&mut Matrix; 3] {
+        [&mut self.gate_proj, &mut self.up_proj, &mut self.down_proj].map(|linear| &mut linear.weight)
+    }
+}
+
+/// What stands before the first and behind the last layer.
+#[derive(Clone, Debug)]
+pub struct Ends {
+    /// `[vocab, hidden]`
+    pub embed_tokens: Matrix,
+    /// `[hidden]`
+    pub norm: Vector,
+    /// `[vocab, hidden]`; the embedding table where the model ties them.
+    pub lm_head: Matrix,
+}
+
+impl Ends {
+    /// Takes `model.embed_tokens`, `model.norm` and, unless `tied`, `lm_head`.
+    pub fn load(loader: &mut Loader, vocab: usize, hidden: usize, tied: bool) -> Result<Ends, LoadError> {
+        let embed_tokens = loader.matrix("model.embed_tokens.weight", vocab, hidden)?;
+        let norm = loader.vector("model.norm.weight", hidden)?;
+        let lm_head = if tied {
+            loader.skip("lm_head.weight");
+            embed_tokens.clone()
+        } else {
+            loader.matrix("lm_head.weight", vocab, hidden)?
+        };
+        Ok(Ends { embed_tokens, norm, lm_head })
+    }
+}
+
+/// `num_attention_heads`, and `num_key_value_heads` (as many where absent), which must divide them.
+pub fn heads(r: &mut ConfigReader) -> Result<(usize, usize), ConfigError> {
+    let heads = r.size("num_attention_heads")?;
+    match r.usize_opt("num_key_value_heads")? {
+        None => Ok((heads, heads)),
+        Some(n) if n > 0 && heads % n == 0 => Ok((heads, n)),
+        Some(_) => Err(r.wrong("num_key_value_heads", &format!("a divisor of num_attention_heads {heads}"))),
+    }
+}
+
 /// The activation of a gated feed-forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
@@ -66,10 +174,20 @@ impl Activation {
 /// The config of a model of any family.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Config {
-    /// Pre-norm decoders: llama, mistral, qwen2, qwen3 and their relatives.
+    /// Pre-norm decoders: llama, mistral, qwen2, qwen3, smollm3, granite, minicpm.
     Decoder(decoder::DecoderConfig),
+    /// phi3: fused projections.
+    Phi3(decoder::DecoderConfig),
+    /// olmo2: norms behind the branches.
+    Olmo2(decoder::DecoderConfig),
+    /// Decoders with experts: qwen3_moe, glm4_moe.
+    MoeDecoder(moe_decoder::MoeDecoderConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
+    /// Gated delta rule and gated softmax attention: qwen3_5.
+    Hybrid(hybrid::HybridConfig),
+    /// Gated short convolution and softmax attention: lfm2.
+    Lfm2(lfm2::Lfm2Config),
     /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
     Gemma4(gemma4::Gemma4Config),
 }
@@ -86,8 +204,24 @@ pub struct Parsed {
 }
 
 /// Every `model_type` that is understood.
-pub const FAMILIES: &[Family] =
-    &["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma4_text"];
+pub const FAMILIES: &[Family] = &[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "granite",
+    "minicpm",
+    "phi3",
+    "olmo2",
+    "qwen3_moe",
+    "glm4_moe",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "qwen3_5_text",
+    "lfm2",
+];
 
 impl Config {
     /// Reads a `config.json` object. Keys in `allowed` may be unknown.
@@ -113,6 +247,11 @@ impl Config {
         let r = &mut reader;
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
+            "lfm2" => Config::Lfm2(lfm2::Lfm2Config::parse(family, r)?),
+            "qwen3_5_text" => Config::Hybrid(hybrid::HybridConfig::parse(family, r)?),
+            "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, r)?),
+            "olmo2" => Config::Olmo2(decoder::DecoderConfig::parse(family, r)?),
+            "qwen3_moe" | "glm4_moe" => Config::MoeDecoder(moe_decoder::MoeDecoderConfig::parse(family, r)?),
             "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
@@ -122,8 +261,11 @@ impl Config {
     /// The `model_type`.
     pub fn family(&self) -> Family {
         match self {
-            Config::Decoder(config) => config.family,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.family,
+            Config::MoeDecoder(config) => config.decoder.family,
             Config::Gemma(config) => config.family,
+            Config::Hybrid(config) => config.family,
+            Config::Lfm2(config) => config.family,
             Config::Gemma4(config) => config.family,
         }
     }
@@ -131,8 +273,11 @@ impl Config {
     /// Number of token ids.
     pub fn vocab_size(&self) -> usize {
         match self {
-            Config::Decoder(config) => config.vocab_size,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.vocab_size,
+            Config::MoeDecoder(config) => config.decoder.vocab_size,
             Config::Gemma(config) => config.vocab_size,
+            Config::Hybrid(config) => config.vocab_size,
+            Config::Lfm2(config) => config.vocab_size,
             Config::Gemma4(config) => config.vocab_size,
         }
     }
@@ -140,8 +285,11 @@ impl Config {
     /// Width of the residual stream.
     pub fn hidden_size(&self) -> usize {
         match self {
-            Config::Decoder(config) => config.hidden_size,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.hidden_size,
+            Config::MoeDecoder(config) => config.decoder.hidden_size,
             Config::Gemma(config) => config.hidden_size,
+            Config::Hybrid(config) => config.hidden_size,
+            Config::Lfm2(config) => config.hidden_size,
             Config::Gemma4(config) => config.hidden_size,
         }
     }
@@ -149,8 +297,11 @@ impl Config {
     /// Number of layers.
     pub fn num_hidden_layers(&self) -> usize {
         match self {
-            Config::Decoder(config) => config.layers.len(),
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.layers.len(),
+            Config::MoeDecoder(config) => config.decoder.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
+            Config::Hybrid(config) => config.layer_types.len(),
+            Config::Lfm2(config) => config.layer_types.len(),
             Config::Gemma4(config) => config.layers.len(),
         }
     }
@@ -158,8 +309,13 @@ impl Config {
     /// Longest sequence the model allows.
     pub fn max_position_embeddings(&self) -> usize {
         match self {
-            Config::Decoder(config) => config.max_position_embeddings,
+            Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => {
+                config.max_position_embeddings
+            }
+            Config::MoeDecoder(config) => config.decoder.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
+            Config::Hybrid(config) => config.max_position_embeddings,
+            Config::Lfm2(config) => config.max_position_embeddings,
             Config::Gemma4(config) => config.max_position_embeddings,
         }
     }
@@ -172,8 +328,18 @@ impl Config {
 pub enum Weights {
     /// See [`Config::Decoder`].
     Decoder(decoder::DecoderWeights),
+    /// See [`Config::Phi3`].
+    Phi3(phi3::Phi3Weights),
+    /// See [`Config::Olmo2`].
+    Olmo2(olmo2::Olmo2Weights),
+    /// See [`Config::MoeDecoder`].
+    MoeDecoder(moe_decoder::MoeDecoderWeights),
     /// See [`Config::Gemma`].
     Gemma(gemma::GemmaWeights),
+    /// See [`Config::Hybrid`].
+    Hybrid(hybrid::HybridWeights),
+    /// See [`Config::Lfm2`].
+    Lfm2(lfm2::Lfm2Weights),
     /// See [`Config::Gemma4`].
     Gemma4(gemma4::Gemma4Weights),
 }
@@ -185,7 +351,14 @@ impl Weights {
         let mut loader = Loader::new(tensors);
         let weights = match config {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
+            Config::Phi3(config) => Weights::Phi3(phi3::Phi3Weights::load(config, &mut loader)?),
+            Config::Olmo2(config) => Weights::Olmo2(olmo2::Olmo2Weights::load(config, &mut loader)?),
+            Config::MoeDecoder(config) => {
+                Weights::MoeDecoder(moe_decoder::MoeDecoderWeights::load(config, &mut loader)?)
+            }
             Config::Gemma(config) => Weights::Gemma(gemma::GemmaWeights::load(config, &mut loader)?),
+            Config::Hybrid(config) => Weights::Hybrid(hybrid::HybridWeights::load(config, &mut loader)?),
+            Config::Lfm2(config) => Weights::Lfm2(lfm2::Lfm2Weights::load(config, &mut loader)?),
             Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
         };
         loader.finish(wrapped::of_a_tower)?;
@@ -196,7 +369,12 @@ impl Weights {
     pub fn matrices(&mut self) -> Vec<&mut Matrix> {
         match self {
             Weights::Decoder(weights) => weights.matrices(),
+            Weights::Phi3(weights) => weights.matrices(),
+            Weights::Olmo2(weights) => weights.matrices(),
+            Weights::MoeDecoder(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
+            Weights::Hybrid(weights) => weights.matrices(),
+            Weights::Lfm2(weights) => weights.matrices(),
             Weights::Gemma4(weights) => weights.matrices(),
         }
     }

@@ -1,0 +1,145 @@
+//! Goldens that Karat made itself: where they live, how they are made again, and how two sets differ.
+//!
+//! `golden/data/<fixture>/<run>` holds a dump whose manifest says all that is needed to make it again:
+//! the subject (`producer`), the prompt, and the number of steps (one less than its greedy ids).
+
+use crate::cli::CliError;
+use crate::cli::load::load;
+use crate::dumping::{Run, write};
+use crate::subject::SubjectSpec;
+use golden::{Diff, DiffOptions, DiffVerdict, Dump};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+/// A dump or a directory of dumps on disk, perhaps one that was taken out of a revision.
+pub struct Source {
+    path: PathBuf,
+    _kept: Option<TempDir>,
+}
+
+impl Source {
+    /// Opens `DIR` or `git:REV:PATH`, which is read without a second checkout.
+    pub fn open(text: &str) -> Result<Source, CliError> {
+        match text.strip_prefix("git:") {
+            None => Ok(Source { path: PathBuf::from(text), _kept: None }),
+            Some(rest) => {
+                let (revision, path) = rest.split_once(':').ok_or_else(|| {
+                    CliError::Usage(format!(
+                        "{text}: expected git:REVISION:PATH, for instance git:HEAD~1:golden/data"
+                    ))
+                })?;
+                Self::of_revision(revision, path)
+            }
+        }
+    }
+
+    /// The files below `path` as they were at `revision`.
+    pub fn of_revision(revision: &str, path: &str) -> Result<Source, CliError> {
+        let dir = TempDir::new().map_err(|error| CliError::Io("a temporary directory".into(), error))?;
+        let listed = git(&["ls-tree", "-r", "-z", "--name-only", "--full-tree", revision, "--", path])?;
+        let names: Vec<&str> =
+            std::str::from_utf8(&listed).unwrap_or("").split('\0').filter(|name| !name.is_empty()).collect();
+        if names.is_empty() {
+            return Err(CliError::Usage(format!("git:{revision}:{path}: no file there at that revision")));
+        }
+        for name in names {
+            let bytes = git(&["show", &format!("{revision}:{name}")])?;
+            let below = Path::new(name).strip_prefix(path).unwrap_or(Path::new(name));
+            let target = dir.path().join(below);
+            let parent = target.parent().unwrap_or(dir.path());
+            std::fs::create_dir_all(parent)
+                .and_then(|()| std::fs::write(&target, bytes))
+                .map_err(|error| CliError::Io(target.display().to_string(), error))?;
+        }
+        Ok(Source { path: dir.path().to_path_buf(), _kept: Some(dir) })
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The dumps at or below it, by their relative names.
+    pub fn dumps(&self) -> Result<Vec<String>, CliError> {
+        Ok(golden::find_dumps(&self.path)?)
+    }
+}
+
+fn git(args: &[&str]) -> Result<Vec<u8>, CliError> {
+    let output = Command::new("git").args(args).output();
+    let output = output.map_err(|error| CliError::Io("git".into(), error))?;
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ");
+        return Err(CliError::Usage(format!("git {}: {reason}", args.join(" "))));
+    }
+    Ok(output.stdout)
+}
+
+/// One pair of dumps, compared.
+#[derive(Serialize)]
+pub struct Compared {
+    /// The dump's name relative to the directories; empty where two dumps were named.
+    pub dump: String,
+    /// What changed.
+    #[serde(flatten)]
+    pub diff: Diff,
+}
+
+/// Two sets of dumps, compared.
+pub struct Comparison {
+    /// Pairs in both.
+    pub pairs: Vec<Compared>,
+    /// Dumps that are gone.
+    pub only_old: Vec<String>,
+    /// Dumps that are new.
+    pub only_new: Vec<String>,
+}
+
+impl Comparison {
+    /// The worst verdict; a dump that is gone is a change.
+    pub fn verdict(&self) -> DiffVerdict {
+        let gone = if self.only_old.is_empty() { DiffVerdict::Identical } else { DiffVerdict::Changed };
+        self.pairs.iter().map(|pair| pair.diff.verdict).max().unwrap_or(gone).max(gone)
+    }
+}
+
+/// Compares two dumps, or the dumps of equal names in two directories.
+pub fn compare(old: &Source, new: &Source, force: bool) -> Result<Comparison, CliError> {
+    let options = DiffOptions { force, ..DiffOptions::default() };
+    let (olds, news) = (old.dumps()?, new.dumps()?);
+    if olds.is_empty() && news.is_empty() {
+        return Err(CliError::Usage(format!("{}: no dump there", old.path().display())));
+    }
+    let mut pairs = Vec::new();
+    for name in olds.iter().filter(|name| news.contains(name)) {
+        let open = |source: &Source| Dump::open(source.path().join(name));
+        let (old, new) = (open(old)?, open(new)?);
+        old.verify_hashes()?;
+        new.verify_hashes()?;
+        pairs.push(Compared { dump: name.clone(), diff: golden::diff(&old, &new, &options)? });
+    }
+    let only = |a: &[String], b: &[String]| a.iter().filter(|name| !b.contains(name)).cloned().collect();
+    Ok(Comparison { pairs, only_old: only(&olds, &news), only_new: only(&news, &olds) })
+}
+
+/// Makes the golden at `name` (`<fixture>/<run>`) again with this build, into `target`.
+pub fn remake(source: &Source, name: &str, target: &Path, reason: Option<&str>) -> Result<(), CliError> {
+    let dump = Dump::open(source.path().join(name))?;
+    let manifest = dump.manifest();
+    let subject: SubjectSpec = manifest.producer.trim_start_matches("karat ").parse()?;
+    let fixture = name.split('/').next().unwrap_or(name);
+    let loaded = load(fixture, None, &[])?;
+    let model_hash = golden::model_hash(&fixtures::Package::open(fixture)?.files())?;
+    let steps = manifest.greedy.len().saturating_sub(1);
+    let run = Run { subject: &subject, prompt: &manifest.prompt, steps, sites: None, reason };
+    write(&loaded, &model_hash, &run, target)?;
+    Ok(())
+}
+
+/// Where the repository's own goldens are.
+pub fn own_goldens() -> PathBuf {
+    let here = PathBuf::from("golden/data");
+    if here.is_dir() { here } else { Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/data") }
+}

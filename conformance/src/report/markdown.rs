@@ -1,0 +1,80 @@
+//! Markdown for a pull request: one comment of at most sixty lines.
+
+use crate::judge::{SiteResult, Verdict};
+use crate::verify::PackageResult;
+use std::fmt::Write;
+
+/// Failing packages that are described one by one.
+const DESCRIBED: usize = 3;
+
+/// Lines of the table.
+const TABLE: usize = 24;
+
+/// The report of `verify`.
+pub fn verify(results: &[PackageResult]) -> String {
+    let worst = results.iter().map(|result| result.verdict).max().unwrap_or(Verdict::Skipped);
+    let passed = results.iter().filter(|result| result.exit_code() == 0).count();
+    let mut text =
+        format!("### Karat: {}\n\n{passed} of {} packages conformant.\n\n", worst.name(), results.len());
+    text.push_str("| package | subject | verdict | reference | tokens | sites | first failure |\n|---|---|---|---|---|---|---|\n");
+    let mut ordered: Vec<&PackageResult> = results.iter().collect();
+    ordered.sort_by(|a, b| b.verdict.cmp(&a.verdict));
+    for result in ordered.iter().take(TABLE) {
+        let within = result.sites.iter().filter(|site| site.verdict == Verdict::Passed).count();
+        let tokens = result.logits.as_ref().map_or(String::new(), |logits| {
+            let ties = if logits.near_ties > 0 {
+                format!(" (+{} near ties)", logits.near_ties)
+            } else {
+                String::new()
+            };
+            format!("{}/{}{ties}", logits.argmax_equal.0, logits.argmax_equal.1)
+        });
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {tokens} | {within}/{} | {} |",
+            result.package,
+            result.subject,
+            result.verdict.name(),
+            result.reference.verdict.name(),
+            result.sites.len(),
+            result.first_failure.as_ref().map_or(String::new(), |f| format!("`{}`", f.site)),
+        );
+    }
+    if ordered.len() > TABLE {
+        let _ = writeln!(text, "\n... and {} more packages, none worse.", ordered.len() - TABLE);
+    }
+    for result in ordered.iter().filter(|result| result.exit_code() != 0).take(DESCRIBED) {
+        describe(&mut text, result);
+    }
+    text
+}
+
+fn describe(text: &mut String, result: &PackageResult) {
+    let _ = writeln!(text, "\n**{}**", result.package);
+    if let Some(reason) = &result.reason {
+        let _ = writeln!(text, "- {reason}");
+    }
+    if let Some(first) = &result.first_failure {
+        let element = first.element.map_or(String::new(), |e| {
+            format!(" [{}, {}]: expected {}, found {}", e.row, e.col, e.expected as f32, e.found as f32)
+        });
+        let pattern = first.pattern.as_ref().map_or(String::new(), |pattern| format!(" ({pattern})"));
+        let _ = writeln!(text, "- first wrong: `{}`{element}{pattern}", first.site);
+    }
+    if let Some(named) = result.explanation.as_ref().and_then(|e| e.named.as_ref()) {
+        let _ = writeln!(text, "- computes {} (`{}`, rms z {:.2})", named.formula, named.mutant, named.z_rms);
+    }
+    let mut sites: Vec<&SiteResult> = result.sites.iter().filter(|s| s.verdict != Verdict::Passed).collect();
+    sites.sort_by(|a, b| b.z_rms.total_cmp(&a.z_rms));
+    for site in sites.iter().take(5) {
+        let _ = writeln!(
+            text,
+            "- `{}` {}: rms z {:.3}, max abs {:.1e}",
+            site.site,
+            site.verdict.name(),
+            site.z_rms,
+            site.max_abs
+        );
+    }
+    let _ = writeln!(text, "- again: `{}`", result.repro);
+}
