@@ -145,6 +145,44 @@ pub struct SiteResult {
     /// In words: what of the tensor is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
+    /// How many z lie in each of 25 bins of half a unit around -6, -5.5, ..., 6; the outermost hold all
+    /// beyond. For pictures.
+    #[serde(skip)]
+    pub histogram: Vec<u32>,
+    /// Where the error sits, kept of sites that did not pass. For pictures.
+    #[serde(skip)]
+    pub heat: Option<Heat>,
+}
+
+/// Largest |z| over cells of a site.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heat {
+    /// Cells down.
+    pub rows: usize,
+    /// Cells across.
+    pub cols: usize,
+    /// Elements that a cell is high.
+    pub row_step: usize,
+    /// Elements that a cell is wide.
+    pub col_step: usize,
+    /// Row after row.
+    pub values: Vec<f32>,
+}
+
+/// Most cells along an axis of a heat map.
+const CELLS: usize = 64;
+
+impl Heat {
+    fn of(z: &[f64], rows: usize, columns: usize) -> Heat {
+        let (row_step, col_step) = (rows.div_ceil(CELLS).max(1), columns.div_ceil(CELLS).max(1));
+        let (down, across) = (rows.div_ceil(row_step), columns.div_ceil(col_step));
+        let mut values = vec![0f32; down * across];
+        for (n, z) in z.iter().enumerate() {
+            let cell = &mut values[n / columns / row_step * across + n % columns / col_step];
+            *cell = cell.max(z.abs() as f32);
+        }
+        Heat { rows: down, cols: across, row_step, col_step, values }
+    }
 }
 
 /// A place in a site's flattened axes.
@@ -251,11 +289,15 @@ pub fn judge(
         worst: Place { row: 0, col: 0 },
         first_wrong: None,
         pattern: None,
+        histogram: vec![0; 25],
+        heat: None,
     };
-    let (mut wrong_at, mut broken_bound) = (Vec::new(), false);
+    let mut scores = Vec::with_capacity(elements);
+    let mut wrong_at = Vec::new();
     for n in 0..elements {
         let z = score(subject[n], r[n], v[n]);
         let (row, col) = (n / columns, n % columns);
+        scores.push(z);
         if z.abs() > result.z_max {
             result.z_max = z.abs();
             result.worst = Place { row, col };
@@ -266,7 +308,6 @@ pub fn judge(
             result.max_abs = difference;
         }
         let beyond = difference > b[n] * 1.000_001 || difference.is_nan();
-        broken_bound |= beyond;
         if z.abs() > z_limit || beyond {
             result.wrong += 1;
             wrong_at.push(n);
@@ -280,6 +321,7 @@ pub fn judge(
         // An element that must be exact, and is, says nothing about the spread of the others.
         if v[n] > 0.0 || z != 0.0 {
             pooled.add(z);
+            result.histogram[((2.0 * z).round().clamp(-12.0, 12.0) + 12.0) as usize] += 1;
             by_row[row].add(z);
             by_column[col].add(z);
             by_tile[row / TILE.0 * tiles_across + col / TILE.1].add(z);
@@ -289,9 +331,11 @@ pub fn judge(
     if result.wrong > 0 {
         result.verdict = Verdict::Failed;
         result.pattern = Some(pattern(&wrong_at, rows, columns));
-        let _ = broken_bound;
     } else if pooled.n > 0 {
         judge_spread(&mut result, expected.calibrated, budget, pooled, [&by_row, &by_column, &by_tile]);
+    }
+    if result.verdict != Verdict::Passed && columns > 0 {
+        result.heat = Some(Heat::of(&scores, rows, columns));
     }
     result
 }

@@ -7,6 +7,7 @@ use crate::judge::{Budget, Mismatch, SiteResult, Verdict};
 use crate::mutants::Selection;
 use crate::mutants::explain::Explanation;
 use crate::passes::Pass;
+use crate::record::Record;
 use crate::subject::{
     CostPerToken, MutantSubject, NpuSubject, ReferenceSubject, Subject, SubjectError, SubjectSpec,
 };
@@ -30,6 +31,8 @@ pub struct Options<'a> {
     pub sites: Option<&'a str>,
     /// Greedy steps where the golden does not say.
     pub steps: usize,
+    /// Whether to collect what only pictures need.
+    pub pictures: bool,
 }
 
 /// A package, loaded.
@@ -212,6 +215,27 @@ pub struct PackageResult {
     pub limits: String,
     /// The command that shows it again.
     pub repro: String,
+    /// Relative drift of every tap from the free-running reference, where pictures were asked for.
+    #[serde(skip)]
+    pub inherited: Vec<(String, f64)>,
+    /// Every position's margin, where pictures were asked for.
+    #[serde(skip)]
+    pub positions: Vec<Position>,
+}
+
+/// The logits of one position.
+#[derive(Clone, Debug, Serialize)]
+pub struct Position {
+    /// The pass.
+    pub pass: String,
+    /// Row of the pass.
+    pub row: usize,
+    /// The reference's margin between its two largest logits.
+    pub margin: f64,
+    /// KL(reference || subject) in nats.
+    pub kl: f64,
+    /// Whether the subject has the same token.
+    pub equal: bool,
 }
 
 impl PackageResult {
@@ -257,6 +281,8 @@ pub fn verify(
         cost: None,
         limits: String::new(),
         repro,
+        inherited: Vec::new(),
+        positions: Vec::new(),
     };
 
     let given = golden.map(golden_gate::passes_of);
@@ -302,6 +328,10 @@ pub fn verify(
     judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
     result.logits =
         judge_logits(loaded, options.contract, &passes, &ran.taps, &logits).map_err(weights_at_fault)?;
+    if options.pictures {
+        result.inherited = inherited(loaded, &passes, &ran.taps).map_err(weights_at_fault)?;
+        result.positions = positions(loaded, &passes, &ran.taps, &logits);
+    }
     conclude(loaded, prompt, options, &mut result);
     Ok(result)
 }
@@ -506,6 +536,53 @@ fn judge_logits(
         _ => Verdict::Failed,
     };
     Ok((argmax_equal.1 > 0).then_some(LogitsResult { verdict, argmax_equal, near_ties, kl_max, flips }))
+}
+
+/// `rms(subject - reference) / rms(reference)` at every tap, the reference running free.
+fn inherited(loaded: &Loaded, passes: &[Pass], taps: &[PassTaps]) -> Result<Vec<(String, f64)>, NonFinite> {
+    let (mut ops, mut state) = (Record::default(), loaded.model.fresh());
+    let mut drift = Vec::new();
+    for (pass, taps) in passes.iter().zip(taps) {
+        loaded.model.pass(&mut ops, &mut state, &pass.ids);
+        for (site, reference) in ops.take()? {
+            let Some(subject) = taps.get(&site).filter(|subject| subject.len() == reference.len()) else {
+                continue;
+            };
+            let square = |v: f64| v * v;
+            let (mut off, mut size) = (0.0, 0.0);
+            for (&s, &r) in subject.iter().zip(reference.iter()) {
+                off += square(f64::from(s) - f64::from(r));
+                size += square(f64::from(r));
+            }
+            drift.push((format!("{}.{site}", pass.name), (off / size.max(f64::MIN_POSITIVE)).sqrt()));
+        }
+    }
+    Ok(drift)
+}
+
+/// Margin, KL and agreement of every position.
+fn positions(loaded: &Loaded, passes: &[Pass], taps: &[PassTaps], reference: &[Vec<f32>]) -> Vec<Position> {
+    let vocab = loaded.config.vocab_size();
+    let mut all = Vec::new();
+    for ((pass, taps), reference) in passes.iter().zip(taps).zip(reference) {
+        let Some(subject) = taps.get(&Site::model("logits")) else { continue };
+        let subject: Vec<f32> = subject.iter().copied().collect();
+        let first = (reference.len() / vocab).saturating_sub(subject.len() / vocab);
+        for (row, found) in subject.chunks_exact(vocab).enumerate() {
+            let expected = &reference[(first + row) * vocab..][..vocab];
+            let best = argmax(expected);
+            let others = expected.iter().enumerate().filter(|(i, _)| *i != best).map(|(_, &v)| v);
+            let second = others.fold(f32::NEG_INFINITY, f32::max);
+            all.push(Position {
+                pass: pass.name.clone(),
+                row: first + row,
+                margin: f64::from(expected[best]) - f64::from(second),
+                kl: kl(expected, found),
+                equal: best == argmax(found),
+            });
+        }
+    }
+    all
 }
 
 /// The verdict of the whole: the worst of its parts, or MISTRUSTED where the parts could not have failed.

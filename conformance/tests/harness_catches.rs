@@ -46,6 +46,7 @@ fn run(
         mutate: selection.as_ref(),
         sites: None,
         steps: 2,
+        pictures: false,
     };
     verify(package, prompt, &options, "karat verify".into())
 }

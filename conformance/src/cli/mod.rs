@@ -42,6 +42,8 @@ pub enum Format {
     Junit,
     /// SARIF 2.1.0.
     Sarif,
+    /// One self-contained page with pictures.
+    Html,
 }
 
 #[derive(Subcommand)]

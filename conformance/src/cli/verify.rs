@@ -70,6 +70,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         mutate: mutate.as_ref(),
         sites: args.sites.as_deref(),
         steps: args.tokens,
+        pictures: format == Format::Html,
     };
     let bar = progress(packages.len());
     let mut results = Vec::new();
@@ -104,6 +105,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         Format::Md => report::markdown::verify(&results),
         Format::Junit => report::junit::verify(&results),
         Format::Sarif => report::sarif::verify(&results),
+        Format::Html => report::html::verify(&results),
     };
     Ok(Outcome { report, code })
 }
