@@ -1,6 +1,7 @@
 //! `verify`: does a subject compute a model right, and where does it first go wrong?
 
 use crate::contract::Contract;
+use crate::draft::{self, Pair};
 use crate::follow::{Follow, PassTaps, View, budget};
 use crate::golden_gate::{self, GateError, GoldenGate, argmax, kl};
 use crate::judge::{Budget, Mismatch, SiteResult, Verdict};
@@ -13,6 +14,7 @@ use crate::subject::{
 };
 use crate::variance::{Bounded, Truth, Variance};
 use golden::Dump;
+use reference::models::Draft;
 use reference::{Model, Plain, Tensor};
 use serde::Serialize;
 use spec::{Config, NonFinite, Site, Weights};
@@ -47,6 +49,8 @@ pub struct Loaded {
     pub model: Model,
     /// Its golden, where it has one.
     pub golden: Option<Dump>,
+    /// The draft beside it, where the package is a pair.
+    pub draft: Option<Draft>,
 }
 
 /// Why a package cannot be verified at all.
@@ -285,7 +289,8 @@ pub fn verify(
         positions: Vec::new(),
     };
 
-    let given = golden.map(golden_gate::passes_of);
+    // The golden of a pair has passes of the draft only: the target goes its own steps.
+    let given = golden.filter(|_| loaded.draft.is_none()).map(golden_gate::passes_of);
     let (passes, logits) = free_run(loaded, prompt, given, options.steps).map_err(weights_at_fault)?;
 
     let mut mutant = options.mutate.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
@@ -309,7 +314,7 @@ pub fn verify(
                 SubjectError::Weights(source) => return Err(weights_at_fault(source)),
             };
             result.reason = Some(error.to_string());
-            result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
+            result.reference = reference_part(loaded, golden).map_err(weights_at_fault)?;
             return Ok(result);
         }
     };
@@ -323,7 +328,7 @@ pub fn verify(
             needs: selection.mutant.needs,
         });
     }
-    result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
+    result.reference = reference_part(loaded, golden).map_err(weights_at_fault)?;
     result.cost = ran.cost;
     judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
     result.logits =
@@ -337,7 +342,9 @@ pub fn verify(
 }
 
 /// Why a golden is at fault, or the gate's result.
-fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResult, NonFinite> {
+///
+/// The golden of a pair is made of draft passes: target and draft are held to it together.
+fn reference_part(loaded: &Loaded, golden: Option<&Dump>) -> Result<ReferenceResult, NonFinite> {
     let skipped = ReferenceResult::skipped();
     let Some(dump) = golden else { return Ok(skipped) };
     let name = dump.path().file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
@@ -350,7 +357,14 @@ fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResul
     if let Err(error) = dump.verify_hashes() {
         return Ok(broken(error.to_string()));
     }
-    match golden_gate::compare(model, dump) {
+    let gate = match &loaded.draft {
+        None => golden_gate::compare(&loaded.model, dump),
+        Some(draft) => match Pair::new(loaded.config.clone(), loaded.model.clone(), draft.clone()) {
+            Ok(pair) => draft::golden::compare(&pair, dump),
+            Err(error) => return Ok(broken(error.to_string())),
+        },
+    };
+    match gate {
         Err(GateError::Weights(source)) => Err(source),
         Err(error) => Ok(broken(error.to_string())),
         Ok(gate) => Ok(ReferenceResult {
