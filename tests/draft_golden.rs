@@ -300,7 +300,7 @@ impl Wide {
                 let views: Vec<_> = parts.iter().map(|part| part.view()).collect();
                 concatenate(Axis(1), &views).unwrap().as_standard_layout().to_owned()
             }
-            Call::Stack { above, below } => concatenate(Axis(0), &[above.view(), below.view()]).unwrap(),
+            Call::StackRows { above, below } => concatenate(Axis(0), &[above.view(), below.view()]).unwrap(),
             Call::Tail { x, keep } => x.slice_axis(Axis(0), Slice::from(x.shape()[0] - keep..)).to_owned(),
             Call::BlockConv { x, dynamic, conv, side } => {
                 let (x, dynamic) = (two(x), two(dynamic));

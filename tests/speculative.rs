@@ -249,7 +249,7 @@ impl Tensors for Noise {
     }
     fn rows(&self, name: &str) -> Option<Result<Arc<dyn Rows>, LoadError>> {
         let shape = self.shape(name)?;
-        let mut random = SplitMix64::new(name.bytes().fold(7, |x, b| x * 31 + u64::from(b)));
+        let mut random = SplitMix64::new(name.bytes().fold(7u64, |x, b| x.wrapping_mul(31) + u64::from(b)));
         let norm = shape.len() == 1;
         let value = |r: &mut SplitMix64| if norm { 0.5 + r.uniform() } else { 0.4 * r.normal() };
         let values = (0..shape.iter().product()).map(|_| value(&mut random) as f32).collect();

@@ -1,6 +1,7 @@
 //! `verify`: does a subject compute a model right, and where does it first go wrong?
 
 use crate::contract::Contract;
+use crate::draft::judge::Runner;
 use crate::draft::{self, Pair};
 use crate::follow::{Follow, PassTaps, View, budget};
 use crate::golden_gate::{self, GateError, GoldenGate, argmax, kl};
@@ -318,8 +319,12 @@ pub fn verify(
             return Ok(result);
         }
     };
+    result.cost = ran.cost;
+    judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
+    let in_draft = judge_draft(loaded, options, golden, &passes, &mut result).map_err(weights_at_fault)?;
     if let (Some(selection), Some(subject)) = (options.mutate, &mutant)
         && subject.applied().is_empty()
+        && !in_draft
     {
         return Err(VerifyError::AppliesNowhere {
             mutant: selection.mutant.name(),
@@ -329,8 +334,6 @@ pub fn verify(
         });
     }
     result.reference = reference_part(loaded, golden).map_err(weights_at_fault)?;
-    result.cost = ran.cost;
-    judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
     result.logits =
         judge_logits(loaded, options.contract, &passes, &ran.taps, &logits).map_err(weights_at_fault)?;
     if options.pictures {
@@ -498,6 +501,53 @@ fn judge_sites(
         result.sites.append(&mut follow.results);
     }
     Ok(())
+}
+
+/// Judges the draft of a pair, where there is one; whether a mutant found a place in it.
+///
+/// Blocks stand where the golden has them, else behind the prompt and the steps.
+fn judge_draft(
+    loaded: &Loaded,
+    options: &Options,
+    golden: Option<&Dump>,
+    passes: &[Pass],
+    result: &mut PackageResult,
+) -> Result<bool, NonFinite> {
+    let Some(pair) = &loaded.draft else { return Ok(false) };
+    let Ok(pair) = Pair::new(loaded.config.clone(), loaded.model.clone(), pair.clone()) else {
+        // The reference part says why.
+        return Ok(false);
+    };
+    let runner = match (options.mutate, options.subject) {
+        (Some(selection), _) => Runner::Mutant(selection),
+        (None, SubjectSpec::Reference) => Runner::Reference,
+        (None, _) => {
+            let reason = "the NPU path has no draft: the draft is held to its golden, the subject is judged on the target";
+            result.reason = Some(reason.into());
+            return Ok(false);
+        }
+    };
+    let told = golden.and_then(|golden| draft::golden::text_and_anchors(golden).ok());
+    let (text, anchors) = told.unwrap_or_else(|| {
+        let text: Vec<u32> = passes.iter().flat_map(|pass| pass.ids.iter().copied()).collect();
+        let anchors = (passes[0].ids.len()..text.len()).collect();
+        (text, anchors)
+    });
+    let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
+    let (contract, view) = (options.contract, options.view);
+    let mut of_draft = draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &judged)?;
+    if result.first_failure.is_none()
+        && let Some(wrong) = of_draft.sites.iter().find(|site| site.verdict == Verdict::Failed)
+    {
+        result.first_failure = Some(FirstFailure {
+            site: wrong.site.clone(),
+            element: wrong.first_wrong,
+            pattern: wrong.pattern.clone(),
+        });
+        result.explanation = of_draft.explanation.take();
+    }
+    result.sites.append(&mut of_draft.sites);
+    Ok(!of_draft.applied.is_empty())
 }
 
 /// Standard deviations of the logit difference within which a flip is a near tie.

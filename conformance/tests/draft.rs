@@ -161,3 +161,33 @@ fn the_tap_of_the_last_layer_is_printed() {
         run(&["--last-tap", "normed"]).contains("the target's last layer is tapped, normed (--last-tap)")
     );
 }
+
+#[test]
+fn verify_holds_a_pair_to_its_golden() {
+    for name in ["dflash", "dflash_muse"] {
+        let (code, out, err) = karat(&["verify", name, "--subject", "reference", "--format", "json"]);
+        assert_eq!(code, 0, "{name}: {out}{err}");
+        let value: Value = serde_json::from_str(&out).unwrap();
+        let result = &value["results"][0];
+        assert_eq!(result["reference"]["verdict"], "PASSED", "{name}");
+        assert_eq!(result["reference"]["argmax_equal"], json!([18, 18]), "six blocks of three proposals");
+        let sites = result["sites"].as_array().unwrap();
+        for site in
+            ["prefill.layers.0.q_proj", "pass0.ctx_fc", "pass1.layers.1.attn_probs", "pass5.proposals"]
+        {
+            let verdict = sites.iter().find(|s| s["site"] == site).map(|s| &s["verdict"]);
+            // More precise than the contract says is no failure.
+            assert!(verdict.is_some_and(|v| v == "PASSED" || v == "DRIFT"), "{name}: {site}: {verdict:?}");
+        }
+    }
+}
+
+#[test]
+fn a_mutant_in_the_draft_is_named_there() {
+    let mutate = "lin-transpose-square@layers.1.attn_out";
+    let (code, out, _) =
+        karat(&["verify", "dflash", "--mutate", mutate, "--sites", "pass*", "--format", "json"]);
+    assert_eq!(code, 1, "{out}");
+    let value: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(value["results"][0]["first_failure"]["site"], "pass0.layers.1.attn_out");
+}

@@ -151,7 +151,7 @@ mod tests {
         let ratios = tally.ratios();
         assert_eq!(ratios.accepted_per_pass, Some(5.0 / 3.0));
         assert_eq!(ratios.tokens_per_pass, Some(7.0 / 3.0));
-        assert_eq!(ratios.one_plus_accepted, Some(8.0 / 3.0), "counts the bonus that fell off");
+        assert_eq!(ratios.one_plus_accepted, Some(1.0 + 5.0 / 3.0), "counts the bonus that fell off");
         assert_eq!(ratios.generated_per_pass, Some(8.0 / 3.0), "counts the prefill's token");
         assert_eq!(ratios.acceptance_rate, Some(5.0 / 8.0));
     }

@@ -90,6 +90,13 @@ fn compare_taps(
     Ok(gate)
 }
 
+/// The text of a golden and the positions of its anchors.
+pub fn text_and_anchors(dump: &Dump) -> Result<(Vec<u32>, Vec<usize>), GateError> {
+    let text = [&dump.manifest().prompt[..], &dump.manifest().greedy[..]].concat();
+    let anchors = passes(dump, &text)?.iter().map(|pass| pass.anchor).collect();
+    Ok((text, anchors))
+}
+
 /// The draft passes of a golden; each must fit the text, and anchors must not go back.
 fn passes(dump: &Dump, text: &[u32]) -> Result<Vec<Told>, GateError> {
     let wrong = |n: usize, what: &str| GateError::Passes { reason: format!("passes[{n}] has no {what}") };

@@ -16,6 +16,7 @@
 mod count;
 pub mod golden;
 mod host;
+pub mod judge;
 mod pair;
 mod report;
 mod sampling;

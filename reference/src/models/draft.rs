@@ -173,7 +173,7 @@ impl Draft {
         let (h, kernels) =
             before(ops, at, ["attn_conv_kernel", "attn_conv_in"], h, w.attention_conv.as_ref());
         let q = ops.linear(at.site("q_proj"), &h, &w.q_proj);
-        let rows = ctx.map_or(h.clone(), |ctx| ops.stack(at.site("kv_in"), ctx, &h));
+        let rows = ctx.map_or(h.clone(), |ctx| ops.stack_rows(at.site("kv_in"), ctx, &h));
         let k = ops.linear(at.site("k_proj"), &rows, &w.k_proj);
         let v = ops.linear(at.site("v_proj"), &rows, &w.v_proj);
         let q = ops.rms_norm(at.site("q_norm"), &q, Some(&w.q_norm), head_dim, eps);

@@ -12,10 +12,10 @@ use ndarray::{Array2, ArrayD, Axis, Slice, concatenate};
 ///
 /// Both are `[tokens, columns]` with the same columns. A draft's keys and values read context rows and
 /// block rows through one projection.
-pub fn stack(above: &Tensor, below: &Tensor) -> Array2<f64> {
+pub fn stack_rows(above: &Tensor, below: &Tensor) -> Array2<f64> {
     let (above, below) = (rows(above).mapv(f64::from), rows(below).mapv(f64::from));
     concatenate(Axis(0), &[above.view(), below.view()])
-        .expect("stack: columns of above against columns of below")
+        .expect("stack_rows: columns of above against columns of below")
 }
 
 /// The last `keep` rows of `x`, along its first axis.
@@ -34,7 +34,7 @@ mod tests {
     fn context_above_block_and_the_block_again() {
         let context = array![[1.0f32, 2.0], [3.0, 4.0]].into_dyn().into_shared();
         let block = array![[5.0f32, 6.0]].into_dyn().into_shared();
-        let both = stack(&context, &block);
+        let both = stack_rows(&context, &block);
         assert_eq!(both, array![[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]);
         let both = both.mapv(|v| v as f32).into_dyn().into_shared();
         assert_eq!(tail(&both, 2), array![[3.0, 4.0], [5.0, 6.0]].into_dyn());
