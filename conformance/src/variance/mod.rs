@@ -10,6 +10,7 @@
 
 mod block;
 mod delta;
+mod experts;
 mod host;
 mod linear;
 
@@ -58,6 +59,8 @@ impl Bounded {
     }
 }
 
+pub use experts::{Sent, sent};
+
 /// What an honest subject computes at a site.
 #[derive(Clone, Debug)]
 pub struct Expected {
@@ -82,10 +85,19 @@ pub enum Truth {
     Package,
 }
 
-/// The exact result of a call on the values of its operands, and an honest subject's spread around it.
-pub fn expect(call: &Call<Bounded>, contract: &Contract, truth: Truth) -> Result<Expected, NonFinite> {
-    if let Call::Linear { x, w } = call {
-        return linear::expect(x, w, contract.linear, truth);
+/// The exact result of a call at a site on the values of its operands, and an honest subject's spread around it.
+pub fn expect(
+    at: Site,
+    call: &Call<Bounded>,
+    contract: &Contract,
+    truth: Truth,
+) -> Result<Expected, NonFinite> {
+    match call {
+        Call::Linear { x, w } => return linear::expect(x, w, contract.product_at(at), truth),
+        Call::ExpertLinear { x, index, experts } => {
+            return experts::expect(x, &index.value, experts, contract.product_at(at), truth);
+        }
+        _ => {}
     }
     let operands: Vec<&Bounded> = call.operands();
     let values: Vec<Tensor> = operands.iter().map(|o| o.value.clone()).collect();
@@ -129,7 +141,7 @@ impl Ops for Variance<'_> {
     type Tensor = Bounded;
 
     fn run(&mut self, at: Site, call: Call<'_, Bounded>) -> Bounded {
-        match expect(&call, self.contract, self.truth) {
+        match expect(at, &call, self.contract, self.truth) {
             Ok(expected) => {
                 (self.at_site)(at, &expected);
                 let value = expected.r.mapv(|v| v as f32).into_shared();
