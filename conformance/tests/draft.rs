@@ -114,7 +114,8 @@ fn edited(dir: &TempDir, edit: impl FnOnce(&mut Value)) -> String {
 fn drafts_that_are_refused() {
     let dir = TempDir::new().unwrap();
     let good = prompts(&dir, PROMPT);
-    let edits: [(fn(&mut Value), &str); 7] = [
+    type Edit = fn(&mut Value);
+    let edits: [(Edit, &str); 7] = [
         (
             |c| drop(c.as_object_mut().unwrap().remove("target_layer_ids")),
             "target_layer_ids is missing; expected the tapped layers",

@@ -11,6 +11,9 @@ use serde_json::Value;
 use spec::Site;
 use std::collections::BTreeMap;
 
+/// Every value of the run, by pass and site.
+type Taps = BTreeMap<(String, Site), Tensor>;
+
 /// One draft pass as a golden tells it.
 struct Told {
     anchor: usize,
@@ -27,11 +30,7 @@ pub fn compare(pair: &Pair, dump: &Dump) -> Result<GoldenGate, GateError> {
     compare_taps(gate, dump, &taps)
 }
 
-fn run(
-    pair: &Pair,
-    text: &[u32],
-    told: &[Told],
-) -> Result<(BTreeMap<(String, Site), Tensor>, GoldenGate), GateError> {
+fn run(pair: &Pair, text: &[u32], told: &[Told]) -> Result<(Taps, GoldenGate), GateError> {
     let (mut ops, mut taps) = (Record::default(), BTreeMap::new());
     let (ids, layers) = (&pair.draft.config.target_layer_ids, pair.config.num_hidden_layers());
     let mut tapped = Tapped::new(&mut ops, ids, layers, pair.last_tap);
@@ -66,11 +65,7 @@ fn run(
     Ok((taps, gate))
 }
 
-fn compare_taps(
-    mut gate: GoldenGate,
-    dump: &Dump,
-    taps: &BTreeMap<(String, Site), Tensor>,
-) -> Result<GoldenGate, GateError> {
+fn compare_taps(mut gate: GoldenGate, dump: &Dump, taps: &Taps) -> Result<GoldenGate, GateError> {
     for info in dump.taps() {
         let (pass, site) = golden::split_tap(&info.name);
         let reference = Site::parse(site).and_then(|site| taps.get(&(pass.to_string(), site)));
