@@ -1,5 +1,6 @@
 //! The command line: one file a verb.
 
+mod ab;
 mod accept;
 mod diff;
 mod dump;
@@ -57,6 +58,8 @@ enum Verb {
     Diff(diff::Args),
     /// Review changed goldens one by one, with a reason.
     Accept(accept::Args),
+    /// Do two arms give the same bytes, and which is cheaper?
+    Ab(ab::Args),
 }
 
 /// What a verb has to say, and the exit code that goes with it.
@@ -82,6 +85,7 @@ pub fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(args, cli.format),
         Verb::Diff(args) => diff::run(args, cli.format),
         Verb::Accept(args) => accept::run(args, cli.format),
+        Verb::Ab(args) => ab::run(args, cli.format),
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),
