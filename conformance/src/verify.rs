@@ -13,8 +13,9 @@ use crate::record::Record;
 use crate::subject::{
     CostPerToken, MutantSubject, NpuSubject, ReferenceSubject, Subject, SubjectError, SubjectSpec,
 };
+use crate::topk_gate;
 use crate::variance::{Bounded, Truth, Variance};
-use golden::Dump;
+use golden::{Dump, TopK, TopKRun};
 use reference::models::Draft;
 use reference::{Model, Plain, Tensor};
 use serde::Serialize;
@@ -50,6 +51,8 @@ pub struct Loaded {
     pub model: Model,
     /// Its golden, where it has one.
     pub golden: Option<Dump>,
+    /// Its top-k golden, where it is a real model that has one.
+    pub topk: Option<TopK>,
     /// The draft beside it, where the package is a pair.
     pub draft: Option<Draft>,
 }
@@ -291,8 +294,15 @@ pub fn verify(
     };
 
     // The golden of a pair has passes of the draft only: the target goes its own steps.
-    let given = golden.filter(|_| loaded.draft.is_none()).map(golden_gate::passes_of);
+    let topk = loaded.topk.as_ref().and_then(|topk| topk.runs.iter().find(|run| run.prompt == prompt));
+    let of_model = golden.filter(|_| loaded.draft.is_none());
+    let given = of_model.map(golden_gate::passes_of).or_else(|| topk.map(topk_gate::passes_of));
     let (passes, logits) = free_run(loaded, prompt, given, options.steps).map_err(weights_at_fault)?;
+
+    let reference = || match topk {
+        Some(run) => Ok(topk_part(loaded, run, &passes, &logits)),
+        None => reference_part(loaded, golden),
+    };
 
     let mut mutant = options.mutate.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
     let mut other: Box<dyn Subject + '_>;
@@ -315,7 +325,7 @@ pub fn verify(
                 SubjectError::Weights(source) => return Err(weights_at_fault(source)),
             };
             result.reason = Some(error.to_string());
-            result.reference = reference_part(loaded, golden).map_err(weights_at_fault)?;
+            result.reference = reference().map_err(weights_at_fault)?;
             return Ok(result);
         }
     };
@@ -333,7 +343,7 @@ pub fn verify(
             needs: selection.mutant.needs,
         });
     }
-    result.reference = reference_part(loaded, golden).map_err(weights_at_fault)?;
+    result.reference = reference().map_err(weights_at_fault)?;
     result.logits =
         judge_logits(loaded, options.contract, &passes, &ran.taps, &logits).map_err(weights_at_fault)?;
     if options.pictures {
@@ -379,6 +389,28 @@ fn reference_part(loaded: &Loaded, golden: Option<&Dump>) -> Result<ReferenceRes
             taps: Some(gate.sites.len()),
             reason: (!gate.passes()).then(|| gate_reason(&gate)),
         }),
+    }
+}
+
+/// The reference against the tokens and best logits of a real model.
+fn topk_part(loaded: &Loaded, run: &TopKRun, passes: &[Pass], logits: &[Vec<f32>]) -> ReferenceResult {
+    let gate = topk_gate::compare(run, passes, logits, loaded.config.vocab_size());
+    let reason = format!(
+        "reference and golden differ: {} of {} tokens equal, logits at {} {:.1} times their limit of {}",
+        gate.argmax_equal.0,
+        gate.argmax_equal.1,
+        gate.worst.0,
+        gate.worst.1,
+        topk_gate::LIMIT
+    );
+    ReferenceResult {
+        verdict: if gate.passes() { Verdict::Passed } else { Verdict::Broken },
+        golden: loaded.topk.as_ref().map_or(String::new(), |topk| topk.model.clone()),
+        argmax_equal: Some(gate.argmax_equal),
+        kl_max: None,
+        reason: (!gate.passes()).then_some(reason),
+        taps: Some(gate.compared),
+        worst: Some(WorstSite { site: gate.worst.0, ratio: gate.worst.1 }),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The command line: one file a verb.
 
+mod ab;
 mod accept;
 mod diff;
 mod draft;
@@ -60,6 +61,8 @@ enum Verb {
     Accept(accept::Args),
     /// How good is this draft model for this target?
     Draft(draft::Args),
+    /// Do two arms give the same bytes, and which is cheaper?
+    Ab(ab::Args),
 }
 
 /// What a verb has to say, and the exit code that goes with it.
@@ -86,6 +89,7 @@ pub fn main() -> ExitCode {
         Verb::Diff(args) => diff::run(args, cli.format),
         Verb::Accept(args) => accept::run(args, cli.format),
         Verb::Draft(args) => draft::run(args, cli.format),
+        Verb::Ab(args) => ab::run(args, cli.format),
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),
