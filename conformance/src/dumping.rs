@@ -48,6 +48,11 @@ pub enum DumpingError {
 pub fn write(loaded: &Loaded, model_hash: &str, run: &Run, target: &Path) -> Result<usize, DumpingError> {
     let failed = |source| DumpingError::Subject { package: loaded.name.clone(), source };
     let mut subject: Box<dyn Subject + '_> = match run.subject {
+        SubjectSpec::Dump(_) => {
+            return Err(failed(SubjectError::NotSupported(
+                "a dump computes nothing that could be dumped".into(),
+            )));
+        }
         SubjectSpec::Reference => Box::new(ReferenceSubject::new(&loaded.model)),
         SubjectSpec::Npu(engine) => Box::new(
             NpuSubject::new(&loaded.config, &loaded.weights, *engine, Switches::default()).map_err(failed)?,
@@ -58,6 +63,7 @@ pub fn write(loaded: &Loaded, model_hash: &str, run: &Run, target: &Path) -> Res
     manifest.model_hash = Some(model_hash.to_string());
     manifest.contract = Some(run.subject.contract_name().to_string());
     manifest.rounding = Some(match run.subject {
+        SubjectSpec::Dump(_) => "as the dump says".to_string(),
         SubjectSpec::Reference => "every site once, f64 to f32, to nearest even".to_string(),
         SubjectSpec::Npu(engine) => format!("as the {engine} engine declares; host ops in f32"),
     });

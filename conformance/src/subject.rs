@@ -1,5 +1,13 @@
 //! What is under test, and how to run it.
 
+mod align;
+pub mod dump;
+mod map;
+pub mod names;
+
+pub use dump::{DumpSpec, DumpSubject, OpenedDump, RunOfDump};
+pub use map::{MapError, NameMap};
+
 use crate::contract::Contract;
 use crate::follow::PassTaps;
 use crate::mutants::{MutantOps, Selection};
@@ -8,6 +16,8 @@ use crate::record::Record;
 use device::{DeviceError, Engine, Npu, Switches, TapSink};
 use reference::{Model, ModelState, Tensor};
 use spec::{Config, Matrix, NonFinite, Site, Weights};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// A subject as named on the command line.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,11 +26,13 @@ pub enum SubjectSpec {
     Npu(Engine),
     /// The reference itself.
     Reference,
+    /// Values that somebody else wrote.
+    Dump(DumpSpec),
 }
 
 /// A subject that is not known.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("subject {0} is not known; there are npu, {npu} and reference", npu = Engine::ALL.map(|e| format!("npu:{e}")).join(", "))]
+#[error("subject {0} is not known; there are npu, {npu}, reference and dump:DIR", npu = Engine::ALL.map(|e| format!("npu:{e}")).join(", "))]
 pub struct UnknownSubject(String);
 
 impl std::str::FromStr for SubjectSpec {
@@ -31,6 +43,9 @@ impl std::str::FromStr for SubjectSpec {
         match text {
             "npu" => Ok(SubjectSpec::Npu(Engine::Int8)),
             "reference" => Ok(SubjectSpec::Reference),
+            _ if text.starts_with("dump:") && text.len() > 5 => {
+                Ok(SubjectSpec::Dump(DumpSpec { path: PathBuf::from(&text[5..]), map: None }))
+            }
             _ => {
                 let engine = text.strip_prefix("npu:").ok_or_else(unknown)?;
                 engine.parse().map(SubjectSpec::Npu).map_err(|_| unknown())
@@ -44,6 +59,7 @@ impl std::fmt::Display for SubjectSpec {
         match self {
             SubjectSpec::Npu(engine) => write!(f, "npu:{engine}"),
             SubjectSpec::Reference => f.write_str("reference"),
+            SubjectSpec::Dump(dump) => write!(f, "dump:{}", dump.path.display()),
         }
     }
 }
@@ -53,7 +69,7 @@ impl SubjectSpec {
     pub fn contract_name(&self) -> &'static str {
         match self {
             SubjectSpec::Npu(engine) => engine.name(),
-            SubjectSpec::Reference => "f32",
+            SubjectSpec::Reference | SubjectSpec::Dump(_) => "f32",
         }
     }
 }
@@ -67,6 +83,9 @@ pub enum SubjectError {
     /// It stopped.
     #[error("{0}")]
     Stopped(String),
+    /// What was named as a subject is none: an unreadable file, a manifest that lies, a map with a mistake.
+    #[error("{0}")]
+    Unusable(String),
     /// The package's weights are at fault.
     #[error(transparent)]
     Weights(#[from] NonFinite),
@@ -95,10 +114,36 @@ pub struct CostPerToken {
     pub launches_per_token: u64,
 }
 
+/// What a reader of the report should know about a subject beside its values.
+#[derive(Clone, Debug, Default)]
+pub struct Remarks {
+    /// What it showed and no site could be found for: listed, not judged.
+    pub unmatched: Vec<String>,
+    /// What it showed and could not be used: a shape that does not fit, a value said twice. The run is
+    /// inconclusive.
+    pub problems: Vec<String>,
+    /// Anything else.
+    pub notes: Vec<String>,
+    /// Variance of every logit that comes from how they were stored.
+    pub logit_variance: f64,
+}
+
 /// Something that computes a model's passes and shows what it computed.
+///
+/// A tensor may hold fewer rows than its pass has tokens: then they are the last ones.
 pub trait Subject {
     /// Runs one pass behind the passes before it; the values of all sites that it exposes.
     fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError>;
+
+    /// The sites whose values are its own, where those of others are filled in for it.
+    fn own(&self) -> Option<&BTreeSet<Site>> {
+        None
+    }
+
+    /// What it has to say after its last pass.
+    fn remarks(&mut self) -> Remarks {
+        Remarks::default()
+    }
 
     /// The weights that it multiplies with to get `site`, decoded from its own image.
     fn image(&mut self, site: Site) -> Option<Matrix> {

@@ -9,13 +9,15 @@ use crate::mutants::explain::Explanation;
 use crate::passes::Pass;
 use crate::record::Record;
 use crate::subject::{
-    CostPerToken, MutantSubject, NpuSubject, ReferenceSubject, Subject, SubjectError, SubjectSpec,
+    CostPerToken, DumpSubject, MutantSubject, NpuSubject, OpenedDump, ReferenceSubject, Remarks, Subject,
+    SubjectError, SubjectSpec,
 };
 use crate::variance::{Bounded, Truth, Variance};
 use golden::Dump;
 use reference::{Model, Plain, Tensor};
 use serde::Serialize;
 use spec::{Config, NonFinite, Site, Weights};
+use std::collections::BTreeSet;
 
 /// What to verify a package with.
 pub struct Options<'a> {
@@ -72,6 +74,9 @@ pub enum VerifyError {
         /// Which.
         source: NonFinite,
     },
+    /// What was named as a subject is none.
+    #[error("{0}")]
+    Subject(String),
     /// No tap matches the glob.
     #[error("no site that the subject exposes matches {glob}")]
     NoSite {
@@ -176,6 +181,16 @@ pub struct FirstFailure {
     pub pattern: Option<String>,
 }
 
+/// What was judged as one: everything behind `from` up to `to`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Span {
+    /// The last exposed site before, or nothing where it is the tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// The judged site.
+    pub to: String,
+}
+
 /// The result for one package and prompt.
 #[derive(Clone, Debug, Serialize)]
 pub struct PackageResult {
@@ -202,6 +217,18 @@ pub struct PackageResult {
     pub sites: Vec<SiteResult>,
     /// Sites of the reference that the subject does not expose, without the pass.
     pub not_exposed: Vec<String>,
+    /// Sites judged together with those before them that the subject does not expose.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<Span>,
+    /// What the subject showed and no site was found for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unmatched: Vec<String>,
+    /// What the subject showed and could not be used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+    /// What else there is to know about the subject.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// The first wrong site.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_failure: Option<FirstFailure>,
@@ -276,6 +303,10 @@ pub fn verify(
         logits: None,
         sites: Vec::new(),
         not_exposed: Vec::new(),
+        spans: Vec::new(),
+        unmatched: Vec::new(),
+        problems: Vec::new(),
+        notes: Vec::new(),
         first_failure: None,
         explanation: None,
         cost: None,
@@ -285,14 +316,22 @@ pub fn verify(
         positions: Vec::new(),
     };
 
-    let given = golden.map(golden_gate::passes_of);
-    let (passes, logits) = free_run(loaded, prompt, given, options.steps).map_err(weights_at_fault)?;
+    let mut dump = match (options.subject, options.mutate) {
+        (SubjectSpec::Dump(spec), None) => {
+            let opened = spec.open().map_err(|error| VerifyError::Subject(error.to_string()))?;
+            Some(run_of(opened, prompt).map_err(VerifyError::Subject)?)
+        }
+        _ => None,
+    };
+    let given = passes_of(golden, dump.as_ref());
+    let steps = dump.as_ref().map_or(options.steps, |dump| dump.run.steps);
+    let (passes, logits) = free_run(loaded, prompt, given, steps).map_err(weights_at_fault)?;
 
     let mut mutant = options.mutate.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
     let mut other: Box<dyn Subject + '_>;
     let run = match &mut mutant {
         Some(subject) => run(subject, &passes),
-        None => match build(loaded, options.subject) {
+        None => match build(loaded, options.subject, dump.take(), &passes) {
             Ok(subject) => {
                 other = subject;
                 run(&mut *other, &passes)
@@ -300,13 +339,14 @@ pub fn verify(
             Err(error) => Err(error),
         },
     };
-    let ran = match run {
+    let mut ran = match run {
         Ok(ran) => ran,
         Err(error) => {
             result.verdict = match error {
                 SubjectError::NotSupported(_) => Verdict::NotSupported,
                 SubjectError::Stopped(_) => Verdict::Crashed,
                 SubjectError::Weights(source) => return Err(weights_at_fault(source)),
+                SubjectError::Unusable(reason) => return Err(VerifyError::Subject(reason)),
             };
             result.reason = Some(error.to_string());
             result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
@@ -325,9 +365,14 @@ pub fn verify(
     }
     result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
     result.cost = ran.cost;
+    let remarks = std::mem::take(&mut ran.remarks);
+    result.unmatched = remarks.unmatched;
+    result.problems = remarks.problems;
+    result.notes = remarks.notes;
     judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
     result.logits =
-        judge_logits(loaded, options.contract, &passes, &ran.taps, &logits).map_err(weights_at_fault)?;
+        judge_logits(loaded, options.contract, &passes, &ran.taps, &logits, remarks.logit_variance)
+            .map_err(weights_at_fault)?;
     if options.pictures {
         result.inherited = inherited(loaded, &passes, &ran.taps).map_err(weights_at_fault)?;
         result.positions = positions(loaded, &passes, &ran.taps, &logits);
@@ -421,9 +466,45 @@ fn logit_variances(
     Ok(all)
 }
 
+/// Of the runs of a dump, the one with this prompt, or that does not say its prompt.
+fn run_of(opened: Vec<OpenedDump>, prompt: &[u32]) -> Result<OpenedDump, String> {
+    let prompts: Vec<String> = opened.iter().map(|dump| format!("{:?}", dump.run.prompt)).collect();
+    let fits = |dump: &OpenedDump| dump.run.prompt.as_ref().is_none_or(|own| own == prompt);
+    opened.into_iter().find(fits).ok_or_else(|| {
+        format!(
+            "the dump is of the prompt {}, not of {prompt:?}; give its ids with --prompt-ids",
+            prompts.join(" or ")
+        )
+    })
+}
+
+/// The passes to run: those of a dump that is judged, else those of the golden, as many as there are.
+fn passes_of(golden: Option<&Dump>, dump: Option<&OpenedDump>) -> Option<Vec<Pass>> {
+    let of_golden = golden.map(golden_gate::passes_of);
+    let Some(dump) = dump else { return of_golden };
+    dump.run.passes().or_else(|| {
+        let mut passes = of_golden?;
+        (passes.len() > dump.run.steps).then(|| {
+            passes.truncate(dump.run.steps + 1);
+            passes
+        })
+    })
+}
+
 /// A subject over a loaded package.
-fn build<'m>(loaded: &'m Loaded, spec: &SubjectSpec) -> Result<Box<dyn Subject + 'm>, SubjectError> {
+fn build<'m>(
+    loaded: &'m Loaded,
+    spec: &SubjectSpec,
+    dump: Option<OpenedDump>,
+    passes: &[Pass],
+) -> Result<Box<dyn Subject + 'm>, SubjectError> {
+    if let Some(dump) = dump {
+        return Ok(Box::new(DumpSubject::new(dump, &loaded.model, passes)?));
+    }
     Ok(match spec {
+        SubjectSpec::Dump(dump) => {
+            return Err(SubjectError::NotSupported(format!("{} computes nothing", dump.path.display())));
+        }
         SubjectSpec::Npu(engine) => {
             Box::new(NpuSubject::new(&loaded.config, &loaded.weights, *engine, device::Switches::default())?)
         }
@@ -436,6 +517,9 @@ struct Ran {
     taps: Vec<PassTaps>,
     images: Vec<(Site, spec::Matrix)>,
     cost: Option<CostPerToken>,
+    /// The sites that are the subject's own, where it says so.
+    own: Option<BTreeSet<Site>>,
+    remarks: Remarks,
 }
 
 fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> {
@@ -443,7 +527,7 @@ fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> 
     let cost = subject.cost();
     let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.keys().copied().collect());
     let images = sites.into_iter().filter_map(|site| Some((site, subject.image(site)?))).collect();
-    Ok(Ran { taps, images, cost })
+    Ok(Ran { taps, images, cost, own: subject.own().cloned(), remarks: subject.remarks() })
 }
 
 fn judge_sites(
@@ -453,7 +537,11 @@ fn judge_sites(
     ran: &Ran,
     result: &mut PackageResult,
 ) -> Result<(), NonFinite> {
-    let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
+    let own = |site: &Site| ran.own.as_ref().is_none_or(|own| own.contains(site));
+    let judged = |name: &str| {
+        options.sites.is_none_or(|glob| crate::mutants::matches(glob, name))
+            && (ran.own.is_none() || Site::parse(golden::split_tap(name).1).is_some_and(|site| own(&site)))
+    };
     let all = passes.iter().zip(&ran.taps).flat_map(|(pass, taps)| {
         taps.iter().filter(|(site, _)| judged(&format!("{}.{site}", pass.name))).map(|(site, t)| (*site, t))
     });
@@ -479,8 +567,14 @@ fn judge_sites(
             result.explanation = follow.explanation.take();
         }
         if n == 0 {
-            result.not_exposed = follow.not_exposed.iter().map(Site::to_string).collect();
+            let filled_in = taps.keys().filter(|site| !own(site));
+            let not_exposed = follow.not_exposed.iter().chain(filled_in);
+            result.not_exposed = not_exposed.map(Site::to_string).collect();
         }
+        result.spans.extend(follow.spans.iter().map(|(to, from)| Span {
+            from: from.as_ref().map(|site| format!("{}.{site}", pass.name)),
+            to: format!("{}.{to}", pass.name),
+        }));
         result.sites.append(&mut follow.results);
     }
     Ok(())
@@ -489,18 +583,20 @@ fn judge_sites(
 /// Standard deviations of the logit difference within which a flip is a near tie.
 pub const NEAR_TIE_SIGMAS: f64 = 4.0;
 
-/// The subject's tokens against the reference's. The variances are computed only where a token flips.
+/// The subject's tokens against the reference's, in the passes whose logits it shows; `stored` is a variance
+/// that comes from how they were stored. The other variances are computed only where a token flips.
 fn judge_logits(
     loaded: &Loaded,
     contract: &Contract,
     passes: &[Pass],
     taps: &[PassTaps],
     reference: &[Vec<f32>],
+    stored: f64,
 ) -> Result<Option<LogitsResult>, NonFinite> {
     let vocab = loaded.config.vocab_size();
     let (mut argmax_equal, mut kl_max, mut flips) = ((0, 0), 0f64, Vec::new());
     for (n, (taps, reference)) in taps.iter().zip(reference).enumerate() {
-        let Some(subject) = taps.get(&Site::model("logits")) else { return Ok(None) };
+        let Some(subject) = taps.get(&Site::model("logits")) else { continue };
         let subject: Vec<f32> = subject.iter().copied().collect();
         // A subject may show the logits of the last rows of a pass only.
         let first = (reference.len() / vocab).saturating_sub(subject.len() / vocab);
@@ -523,7 +619,8 @@ fn judge_logits(
     let flips: Vec<Flip> = flips
         .into_iter()
         .map(|(n, row, expected, found, margin, finite)| {
-            let variance = variances[n][row * vocab + expected] + variances[n][row * vocab + found];
+            let variance =
+                variances[n][row * vocab + expected] + variances[n][row * vocab + found] + 2.0 * stored;
             let sigmas = margin / variance.sqrt();
             let near_tie = finite && margin <= NEAR_TIE_SIGMAS * variance.sqrt();
             Flip { pass: passes[n].name.clone(), row, expected, found, margin, sigmas, near_tie }
@@ -594,7 +691,12 @@ fn conclude(loaded: &Loaded, prompt: &[u32], options: &Options, result: &mut Pac
         .chain(result.sites.iter().map(|site| site.verdict));
     result.verdict = parts.max().unwrap_or(Verdict::Skipped);
     let outputs = result.logits.is_some() || result.sites.iter().any(|site| site.site.ends_with(".out"));
-    let mistrust = if !outputs && options.sites.is_none() {
+    let mistrust = if let Some(first) = result.problems.first() {
+        Some(match result.problems.len() {
+            1 => format!("a part of the subject could not be judged: {first}"),
+            n => format!("{n} parts of the subject could not be judged, first: {first}"),
+        })
+    } else if !outputs && options.sites.is_none() {
         Some("the subject exposes neither logits nor layer outputs".to_string())
     } else if let Some(selection) = options.mutate
         && result.verdict < Verdict::Failed

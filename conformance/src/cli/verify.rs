@@ -1,6 +1,6 @@
 //! `karat verify`.
 
-use super::load::{load, prompts, seeded_prompt};
+use super::load::{check_ids, check_length, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome, repro};
 use crate::contract::Contract;
 use crate::follow::View;
@@ -8,7 +8,7 @@ use crate::judge::Verdict;
 use crate::mutants::Selection;
 use crate::report;
 use crate::subject::SubjectSpec;
-use crate::verify::{Options, PackageResult, verify};
+use crate::verify::{Loaded, Options, PackageResult, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub struct Args {
     /// A dump to hold the reference to, instead of the package's own.
     #[arg(long, value_name = "DUMP")]
     golden: Option<PathBuf>,
-    /// What is under test: npu, npu:int8, npu:f32, ..., reference.
+    /// What is under test: npu, npu:int8, npu:f32, ..., reference, dump:DIR.
     #[arg(long, value_name = "SPEC", default_value = "npu")]
     subject: String,
     /// The number formats to judge it under, instead of those that it declares.
@@ -39,6 +39,9 @@ pub struct Args {
     /// Judge all error that has come down to a site, and not only its own.
     #[arg(long)]
     cumulative: bool,
+    /// How the names and axes of a dump map to taps (JSON).
+    #[arg(long, value_name = "FILE")]
+    map: Option<PathBuf>,
     /// Print the counted cost of a token.
     #[arg(long)]
     cost: bool,
@@ -52,7 +55,12 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
-    let subject: SubjectSpec = args.subject.parse()?;
+    let mut subject: SubjectSpec = args.subject.parse()?;
+    match (&mut subject, &args.map) {
+        (SubjectSpec::Dump(dump), map) => dump.map.clone_from(map),
+        (_, Some(_)) => return Err(CliError::Usage("--map needs --subject dump:DIR".into())),
+        _ => {}
+    }
     let contract_name = args.contract.as_deref().unwrap_or(subject.contract_name());
     let contract = Contract::named(contract_name).ok_or_else(|| {
         let known = Contract::NAMES.join(", ");
@@ -60,8 +68,10 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     })?;
     let mutate = args.mutate.as_deref().map(Selection::parse).transpose()?;
     let packages = if args.packages.is_empty() { bundled_models() } else { args.packages.clone() };
-    if packages.len() > 1 && (args.golden.is_some() || args.prompt_ids.is_some()) {
-        return Err(CliError::Usage("--golden and --prompt-ids need one package; name it".into()));
+    let one_package =
+        args.golden.is_some() || args.prompt_ids.is_some() || matches!(subject, SubjectSpec::Dump(_));
+    if packages.len() > 1 && one_package {
+        return Err(CliError::Usage("--golden, --prompt-ids and a dump need one package; name it".into()));
     }
     let options = Options {
         subject: &subject,
@@ -77,8 +87,10 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     for name in &packages {
         bar.set_message(name.clone());
         let loaded = load(name, args.golden.as_deref(), &args.allow_unknown)?;
+        let own = prompts_of(&subject, &loaded)?;
         let (prompts, seeded) = match (&args.prompt_ids, &loaded.golden) {
             (Some(file), _) => (prompts(file, &loaded.config, args.tokens)?, false),
+            (None, _) if !own.is_empty() => (own, false),
             (None, Some(golden)) => (vec![golden.manifest().prompt.clone()], false),
             (None, None) => (vec![seeded_prompt(&loaded.config)], true),
         };
@@ -108,6 +120,21 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         Format::Html => report::html::verify(&results),
     };
     Ok(Outcome { report, code })
+}
+
+/// The prompts that a dump says it is of.
+fn prompts_of(subject: &SubjectSpec, loaded: &Loaded) -> Result<Vec<Vec<u32>>, CliError> {
+    let SubjectSpec::Dump(spec) = subject else { return Ok(vec![]) };
+    let mut prompts = Vec::new();
+    for dump in spec.open().map_err(|error| CliError::Usage(error.to_string()))? {
+        check_ids(&dump.run.greedy, &loaded.config, "the dump's greedy ids")?;
+        if let Some(prompt) = dump.run.prompt {
+            check_ids(&prompt, &loaded.config, "the dump's prompt")?;
+            check_length(&prompt, &loaded.config, dump.run.steps, "the dump's prompt")?;
+            prompts.push(prompt);
+        }
+    }
+    Ok(prompts)
 }
 
 /// The bundled packages that are one model each.
