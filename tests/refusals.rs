@@ -131,8 +131,11 @@ fn every_tensor_is_needed_and_has_its_shape() {
         for name in inner.names() {
             let hidden = Edited { inner, hidden: Some(&name), added: None, reshaped: None };
             let error = Weights::load(&config, &hidden).expect_err(&name);
+            // Without its stack a mixture is looked for expert by expert.
+            let stack = name.ends_with("experts.gate_up_proj");
+            let missing = |tensor: &str| tensor == name || stack && tensor.contains(".experts.0.");
             assert!(
-                matches!(&error, LoadError::Missing { tensor, .. } if *tensor == name),
+                matches!(&error, LoadError::Missing { tensor, .. } if missing(tensor)),
                 "{name}: {error}"
             );
             let reshaped = Edited { inner, hidden: None, added: None, reshaped: Some(&name) };

@@ -175,7 +175,7 @@ impl Npu {
     /// The embedding of a token as layer 0 receives it, scaled where the model scales.
     pub fn embed_row(&self, token: u32) -> Result<Vec<f32>, DeviceError> {
         let mut row = self.embed_row_raw(token)?;
-        let scale = self.program.embed_scale();
+        let scale = self.program.embed_scale() * self.program.feed_scale();
         if scale != 1.0 {
             row.iter_mut().for_each(|v| *v *= scale);
         }
@@ -196,8 +196,10 @@ impl Npu {
         if h.is_empty() || !h.len().is_multiple_of(hidden) {
             return Err(DeviceError::Length { what: "a row for the head", expected: hidden, found: h.len() });
         }
+        let mut h = h.to_vec();
+        self.program.head_in(&mut h);
         self.launcher.load(Stage::End)?;
-        let logits = self.launcher.product(Key::outside(Role::Head), h, 0);
+        let logits = self.launcher.product(Key::outside(Role::Head), &h, 0);
         self.launcher.leave();
         self.count(0);
         let mut logits = logits?;
@@ -372,6 +374,9 @@ impl Npu {
         let mut h = self.program.final_norm(&x[first * hidden..]);
         pass.chunk = first..total;
         pass.value("final_norm", &[hidden], &mut h);
+        if self.program.head_in(&mut h) {
+            pass.value("head_in", &[hidden], &mut h);
+        }
         pass.chunk = first_logits..total;
         let mut logits = pass.product(Role::Head, &h[(first_logits - first) * hidden..])?;
         if self.program.changes_logits() {

@@ -68,16 +68,21 @@ impl Pass<'_, '_> {
             self.value(name, &[width], &mut fused);
             return Ok(std::array::from_fn(|_| std::mem::take(&mut fused)));
         }
+        let widths = std::array::from_fn(|n| parts[n]);
+        Ok(self.cut(&fused, widths))
+    }
+
+    /// Rows cut into columns, each part the value of the site that it is named with.
+    pub fn cut<const N: usize>(&mut self, rows: &[f32], parts: [(&'static str, usize); N]) -> [Vec<f32>; N] {
         let stride: usize = parts.iter().map(|(_, width)| width).sum();
         let mut from = 0;
-        Ok(std::array::from_fn(|n| {
-            let (name, width) = parts[n];
-            let mut part = Vec::with_capacity(self.rows() * width);
-            fused.chunks_exact(stride).for_each(|row| part.extend_from_slice(&row[from..from + width]));
+        parts.map(|(name, width)| {
+            let mut part = Vec::with_capacity(rows.len() / stride * width);
+            rows.chunks_exact(stride).for_each(|row| part.extend_from_slice(&row[from..from + width]));
             self.value(name, &[width], &mut part);
             from += width;
             part
-        }))
+        })
     }
 
     /// The product of a fused image as it is, `[rows, all projections]`; each is named if it is tapped.

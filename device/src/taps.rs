@@ -63,6 +63,13 @@ impl<'s> Taps<'s> {
         }
     }
 
+    /// The value of site `name` as a whole, such as a state after the pass.
+    pub fn whole(&mut self, name: &'static str, shape: &[usize], values: &[f32]) {
+        if self.wants(name) {
+            self.pending.push((self.at.site(name), shape.to_vec(), values.to_vec()));
+        }
+    }
+
     /// Columns `from..from + width` of rows that are `stride` wide, as rows of site `name`.
     pub fn columns(&mut self, name: &'static str, values: &[f32], stride: usize, from: usize, width: usize) {
         if self.wants(name) {

@@ -36,15 +36,66 @@ fn families() -> Vec<(&'static str, Value)> {
             "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 0,
             "final_logit_softcapping": 11.0, "tie_word_embeddings": true, "rope_theta": null}),
     );
+    let moe = json!({"num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": true});
+    let hybrid = with(
+        base("qwen3_5_text"),
+        json!({"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 7,
+            "linear_value_head_dim": 9, "linear_conv_kernel_dim": 4}),
+    );
     vec![
         ("llama", with(base("llama"), json!({"attention_bias": true, "mlp_bias": true}))),
         ("mistral", with(base("mistral"), json!({"sliding_window": 5}))),
         ("qwen3", base("qwen3")),
+        ("smollm3", with(base("smollm3"), json!({"no_rope_layers": [1, 0]}))),
+        (
+            "granite",
+            with(
+                base("granite"),
+                json!({"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.2,
+                    "logits_scaling": 5.0}),
+            ),
+        ),
+        (
+            "minicpm",
+            with(base("minicpm"), json!({"scale_emb": 2.0, "scale_depth": 1.1, "dim_model_base": 12})),
+        ),
+        ("phi3", with(base("phi3"), json!({"sliding_window": 7}))),
+        ("olmo2", base("olmo2")),
+        (
+            "qwen3_moe",
+            with(with(base("qwen3_moe"), moe.clone()), json!({"num_experts": 6, "mlp_only_layers": [1]})),
+        ),
+        (
+            "glm4_moe",
+            with(
+                with(base("glm4_moe"), moe),
+                json!({"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "head_dim": 12,
+                    "routed_scaling_factor": 1.7, "first_k_dense_replace": 1}),
+            ),
+        ),
+        ("qwen3_5", hybrid),
+        (
+            "lfm2",
+            with(
+                base("lfm2"),
+                json!({"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+                    "head_dim": null, "rms_norm_eps": null, "conv_L_cache": 3, "block_auto_adjust_ff_dim": false}),
+            ),
+        ),
         ("gemma2", with(with(base("gemma2"), gemma.clone()), json!({"final_logit_softcapping": 9.0}))),
         ("gemma3", with(base("gemma3_text"), gemma)),
         (
             "gemma4 dense",
             with(gemma4.clone(), json!({"attention_k_eq_v": true, "num_global_key_value_heads": 1})),
+        ),
+        (
+            "gemma4 moe",
+            with(
+                gemma4.clone(),
+                json!({"enable_moe_block": true, "num_experts": 5, "top_k_experts": 2,
+                    "moe_intermediate_size": 21}),
+            ),
         ),
         (
             "gemma4 e",

@@ -104,6 +104,45 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
                 ulp(r) + U * f64::from(token[from].abs() + context[from].abs())
             })
         }
+        // One product.
+        Call::ScaleColumns { .. } => relative(r, 1.0),
+        Call::ScaleChosen { .. } => relative(r, 1.0),
+        // exp of a difference (its rounding grows with the logit), a sum, a division.
+        Call::Softmax { x } => {
+            let (largest, n) = (largest_of(&x.value), *x.value.shape().last().unwrap_or(&1) as f64);
+            spread(r, |_, r| {
+                r * U * (2.0 * largest + n + 4.0 + 2.0 * host.ulps) + f64::from(f32::MIN_POSITIVE)
+            })
+        }
+        Call::Stack { .. } | Call::Stream { .. } => exact(r),
+        Call::AddToStreams { .. } => relative(r, 1.0),
+        // Sums over few streams: as many roundings as terms, each of the size of what is added.
+        Call::StreamMean { x } => {
+            let streams = x.value.shape()[0] as f64;
+            let largest = largest_of(&x.value);
+            spread(r, |_, r| ulp(r) + U * streams * largest)
+        }
+        Call::AltupPredict { x, coefs } => {
+            let streams = x.value.shape()[0] as f64;
+            let largest = largest_of(&x.value) * (1.0 + streams * largest_of(&coefs.value));
+            spread(r, |_, r| ulp(r) + U * (streams + 2.0) * largest)
+        }
+        Call::AltupCorrect { pred, made, coefs, .. } => {
+            let moved = largest_of(&made.value) + largest_of(&pred.value);
+            let largest = largest_of(&pred.value) + moved * (1.0 + largest_of(&coefs.value));
+            spread(r, |_, r| ulp(r) + 4.0 * U * largest)
+        }
+        // Two sums of squares of n terms, two roots, a division, a product.
+        Call::MatchRms { x, .. } => {
+            let n = *x.value.shape().last().unwrap_or(&1) as f64;
+            relative(r, 6.0 + n)
+        }
+        // Mean and deviation of n terms in any order move the cut by about n roundings of the largest gate.
+        Call::Sparsify { x, .. } => {
+            let n = *x.value.shape().last().unwrap_or(&1) as f64;
+            let largest = largest_of(&x.value);
+            spread(r, |_, r| ulp(r) + U * (2.0 * n + 8.0) * largest)
+        }
         // exp of a difference (its rounding grows with the logit), two sums over experts, two divisions
         // and a factor.
         Call::RouterWeights { logits, router, .. } => {
@@ -263,6 +302,10 @@ fn within(bound: ArrayD<f64>) -> Own {
 
 fn indexed(r: &ArrayD<f64>, value: impl Fn(usize) -> f64) -> ArrayD<f64> {
     ArrayD::from_shape_vec(r.raw_dim(), (0..r.len()).map(value).collect()).expect("one value an element")
+}
+
+fn largest_of(x: &Tensor) -> f64 {
+    x.iter().fold(0f64, |m, &v| m.max(f64::from(v).abs()))
 }
 
 fn sum_of_sizes(parts: &[(&Tensor, f64)], r: &ArrayD<f64>) -> Vec<f64> {

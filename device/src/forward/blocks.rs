@@ -33,7 +33,17 @@ pub(super) fn feed_forward(
     pass: &mut Pass,
 ) -> Result<Vec<f32>, DeviceError> {
     let fused = pass.fused(Role::GateUp, h)?;
-    let mut act = gate_times_up(&fused, inner, activation);
+    act_and_down(&fused, inner, activation, pass)
+}
+
+/// `mlp_act` and `mlp_out` of a fused product.
+pub(super) fn act_and_down(
+    fused: &[f32],
+    inner: usize,
+    activation: Activation,
+    pass: &mut Pass,
+) -> Result<Vec<f32>, DeviceError> {
+    let mut act = gate_times_up(fused, inner, activation);
     pass.value("mlp_act", &[inner], &mut act);
     let [out] = pass.parts(Role::Down, &act)?;
     Ok(out)

@@ -3,7 +3,7 @@
 //! ```text
 //! x = √hidden · E[id]
 //! x ← x + n₂(O(attention(n₁(x))))
-//! x ← x + n₄(mlp(n₃(x)))
+//! x ← x + n₄(mlp(n₃(x)))                         or n₄(n₆(mlp(n₃(x))) + n₈(experts(n₇(x))))
 //! x ← x + n₅(W_proj(act(W_gate x) · ple_i))     where there are per-layer embeddings
 //! x ← x · layer_scalar
 //! logits = cap(norm_f(x) · W_headᵀ)
@@ -12,6 +12,7 @@
 //! Scores have scale 1: q and k are normed per head, v without a weight. The last layers may attend with
 //! queries of their own to the keys and values of an earlier layer of their type.
 
+use super::moe::Routed;
 use super::ple::{self, Inputs};
 use super::{Program, Shape, blocks};
 use crate::DeviceError;
@@ -20,11 +21,12 @@ use crate::host::attention::Attention;
 use crate::host::cache::KvCache;
 use crate::host::norm::{rms_norm, unit_norm};
 use crate::host::rope::RopeTable;
+use crate::host::router::softmax;
 use crate::launcher::Source;
 use crate::pass::Pass;
 use crate::resident::{Group, Key, Role};
 use spec::Matrix;
-use spec::families::gemma4::{Gemma4Config, Gemma4Weights, KeyValueWeights};
+use spec::families::gemma4::{Gemma4Config, Gemma4MoeWeights, Gemma4Weights, KeyValueWeights};
 use spec::families::layered::LayerType;
 
 /// Config, weights and request state.
@@ -36,6 +38,8 @@ pub(crate) struct Gemma4 {
     /// One a layer; those of layers that share another's stay empty.
     caches: Vec<KvCache>,
     inputs: Inputs,
+    /// The experts of each layer that has them.
+    routed: Vec<Option<Routed>>,
 }
 
 impl Gemma4 {
@@ -47,7 +51,14 @@ impl Gemma4 {
             let layer = &c.layers[i];
             KvCache::new(layer.num_key_value_heads, layer.head_dim, layer.head_dim)
         };
+        let routed = w.layers.iter().map(|layer| match (&c.moe, &layer.moe) {
+            (Some(c4), Some(w)) => {
+                Routed::new(&c4.router, &w.router_proj.weight, None, &w.experts, c.activation).map(Some)
+            }
+            _ => Ok(None),
+        });
         Ok(Self {
+            routed: routed.collect::<Result<_, _>>()?,
             c: c.clone(),
             w: w.clone(),
             rope: RopeTable::new(&c.rope),
@@ -113,10 +124,50 @@ impl Gemma4 {
         let (c, w) = (&self.c, &self.w.layers[i]);
         let mut h = rms_norm(x, &w.pre_feedforward_layernorm, c.rms_norm_eps);
         pass.value("mlp_norm", &[c.hidden_size], &mut h);
-        let out = blocks::feed_forward(&h, c.layers[i].intermediate_size, c.activation, pass)?;
+        let mut out = blocks::feed_forward(&h, c.layers[i].intermediate_size, c.activation, pass)?;
+        if let (Some(moe), Some(routed)) = (&w.moe, &self.routed[i]) {
+            out = Self::beside(&self.c, moe, routed, x, &out, pass)?;
+        }
         let mut branch = rms_norm(&out, &w.post_feedforward_layernorm, c.rms_norm_eps);
         pass.value("post_mlp_norm", &[c.hidden_size], &mut branch);
         Ok(branch)
+    }
+
+    /// `post_mlp_norm_1` to `moe_out`: experts beside the dense feed-forward, whose output is `dense`.
+    ///
+    /// The router and the experts read the residual stream `x`, each through a norm of its own.
+    fn beside(
+        c: &Gemma4Config,
+        w: &Gemma4MoeWeights,
+        routed: &Routed,
+        x: &[f32],
+        dense: &[f32],
+        pass: &mut Pass,
+    ) -> Result<Vec<f32>, DeviceError> {
+        let (hidden, eps) = ([c.hidden_size], c.rms_norm_eps);
+        let mut sum = rms_norm(dense, &w.post_feedforward_layernorm_1, eps);
+        pass.value("post_mlp_norm_1", &hidden, &mut sum);
+        let mut h = rms_norm(x, &w.router_scale, eps);
+        pass.value("router_norm", &hidden, &mut h);
+        scale(&mut h, (c.hidden_size as f64).powf(-0.5) as f32);
+        pass.value("router_in", &hidden, &mut h);
+        let experts = routed.router.num_experts;
+        let mut probs = routed.logits(&h, pass);
+        softmax(&mut probs, experts);
+        pass.value("router_probs", &[experts], &mut probs);
+        let mut choice = routed.choose(&probs, "router_shares", pass);
+        for (weight, &e) in choice.weights.iter_mut().zip(&choice.experts) {
+            *weight *= w.per_expert_scale[e];
+        }
+        pass.value("router_weights", &[routed.router.num_experts_per_tok], &mut choice.weights);
+        let mut h = rms_norm(x, &w.pre_feedforward_layernorm_2, eps);
+        pass.value("moe_norm", &hidden, &mut h);
+        let out = routed.run(&h, &choice, pass)?;
+        let mut normed = rms_norm(&out, &w.post_feedforward_layernorm_2, eps);
+        pass.value("post_moe_norm_2", &hidden, &mut normed);
+        add(&mut sum, &normed);
+        pass.value("moe_out", &hidden, &mut sum);
+        Ok(sum)
     }
 }
 
@@ -147,6 +198,7 @@ impl Program for Gemma4 {
             sources.push(blocks::image(i, Role::AttentionOut, Group::Attention, &[("attn_out", &w.o_proj)]));
             sources.extend(blocks::feed_forward_images(i, &w.gate_proj, &w.up_proj, &w.down_proj));
             sources.extend(w.ple.iter().flat_map(|w| ple::layer_images(i, w)));
+            sources.extend(self.routed[i].iter().flat_map(|routed| routed.images(i)));
         }
         sources
     }

@@ -1,9 +1,14 @@
 //! Model programs: the host side of a pass, one file a program.
 
+mod attention;
 mod blocks;
 mod decoder;
+mod feed_forward;
 mod gemma;
 mod gemma4;
+mod hybrid;
+mod lfm2;
+mod moe;
 mod ple;
 
 use crate::DeviceError;
@@ -26,8 +31,13 @@ pub(crate) trait Program: Send {
     /// The embedding table `[vocab, hidden]`.
     fn table(&self) -> &Matrix;
 
-    /// What a row of the table is multiplied by before layer 0.
+    /// What the embedding module multiplies rows of the table by.
     fn embed_scale(&self) -> f32 {
+        1.0
+    }
+
+    /// What [`Program::begin`] multiplies rows by beside that, before layer 0.
+    fn feed_scale(&self) -> f32 {
         1.0
     }
 
@@ -53,6 +63,12 @@ pub(crate) trait Program: Send {
 
     /// Final norm: `[rows, hidden]`.
     fn final_norm(&self, x: &[f32]) -> Vec<f32>;
+
+    /// Changes rows between final norm and head; whether it does, so that they are a site of their own.
+    fn head_in(&self, h: &mut [f32]) -> bool {
+        let _ = h;
+        false
+    }
 
     /// Turns head products into logits.
     fn finish_logits(&self, logits: &mut [f32]) {
@@ -92,6 +108,11 @@ pub(crate) struct Shape {
 pub(crate) fn program(config: &Config, weights: &Weights) -> Result<Box<dyn Program>, DeviceError> {
     match (config, weights) {
         (Config::Decoder(c), Weights::Decoder(w)) => Ok(Box::new(decoder::Decoder::new(c, w)?)),
+        (Config::Phi3(c), Weights::Phi3(w)) => Ok(Box::new(decoder::Decoder::phi3(c, w)?)),
+        (Config::Olmo2(c), Weights::Olmo2(w)) => Ok(Box::new(decoder::Decoder::olmo2(c, w)?)),
+        (Config::MoeDecoder(c), Weights::MoeDecoder(w)) => Ok(Box::new(decoder::Decoder::moe(c, w)?)),
+        (Config::Hybrid(c), Weights::Hybrid(w)) => Ok(Box::new(hybrid::Hybrid::new(c, w)?)),
+        (Config::Lfm2(c), Weights::Lfm2(w)) => Ok(Box::new(lfm2::Lfm2::new(c, w)?)),
         (Config::Gemma(c), Weights::Gemma(w)) => Ok(Box::new(gemma::Gemma::new(c, w)?)),
         (Config::Gemma4(c), Weights::Gemma4(w)) => Ok(Box::new(gemma4::Gemma4::new(c, w)?)),
         _ => Err(DeviceError::Model { reason: format!("model_type {}", config.family()) }),

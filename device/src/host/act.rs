@@ -42,6 +42,12 @@ pub fn add(x: &mut [f32], branch: &[f32]) {
     x.iter_mut().zip(branch).for_each(|(x, b)| *x += b);
 }
 
+/// `x[i] += factor · branch[i]`
+pub fn add_scaled(x: &mut [f32], branch: &[f32], factor: f32) {
+    debug_assert_eq!(x.len(), branch.len(), "add_scaled: lengths");
+    x.iter_mut().zip(branch).for_each(|(x, b)| *x += factor * b);
+}
+
 /// `x[i] *= factor`
 pub fn scale(x: &mut [f32], factor: f32) {
     x.iter_mut().for_each(|x| *x *= factor);

@@ -6,9 +6,12 @@
 pub mod act;
 pub mod attention;
 pub mod cache;
+pub mod conv;
+pub mod delta;
 pub mod math;
 pub mod norm;
 pub mod rope;
+pub mod router;
 mod wide;
 
 /// Work below this many values is not worth handing to other threads.

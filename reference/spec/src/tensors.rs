@@ -120,6 +120,19 @@ impl<'a> Loader<'a> {
         self.used.insert(name);
     }
 
+    /// Marks the tensors of `count` layers from `first` on as known and not needed: prediction layers
+    /// behind the last.
+    pub fn skip_layers(&mut self, first: usize, count: usize) {
+        let layers = self.resolve("model.layers.");
+        let of_layer = |name: &String| {
+            let (number, _) = name.strip_prefix(&layers)?.split_once('.')?;
+            number.parse::<usize>().ok()
+        };
+        let names = self.tensors.names().into_iter();
+        let behind = |i: usize| i >= first && i - first < count;
+        self.used.extend(names.filter(|name| of_layer(name).is_some_and(behind)));
+    }
+
     fn stored(&mut self, name: &str, shape: &[usize]) -> Result<(String, Arc<dyn Rows>), LoadError> {
         let name = self.resolve(name);
         let file = || self.tensors.file(&name).display().to_string();

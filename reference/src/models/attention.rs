@@ -39,7 +39,7 @@ pub struct Tables<T> {
 
 impl<T: Clone> Tables<T> {
     /// The tables of `tokens` positions from `first` on; `names` are the sites of cosine and sine.
-    pub fn new<O: Ops<Tensor = T>>(
+    pub fn new<O: Ops<Tensor = T> + ?Sized>(
         ops: &mut O,
         [cos, sin]: [&'static str; 2],
         rope: &Rope,

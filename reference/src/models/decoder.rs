@@ -53,7 +53,12 @@ impl Decoder {
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
-    pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut DecoderState<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn pass<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut DecoderState<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, 1.0);
         if let Some(multiplier) = c.scales.embedding_multiplier {
@@ -79,7 +84,7 @@ impl Decoder {
     }
 
     /// Layer `i` alone: `x` is `[tokens, hidden]` and stands at positions `first..`.
-    pub fn layer<O: Ops>(
+    pub fn layer<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,

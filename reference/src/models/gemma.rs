@@ -51,7 +51,12 @@ impl Gemma {
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
-    pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut GemmaState<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn pass<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut GemmaState<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, c.embed_scale());
         let rope = self.tables(ops, state.position, ids.len());
@@ -71,7 +76,12 @@ impl Gemma {
     }
 
     /// The rotary tables of `tokens` positions from `first` on.
-    pub fn tables<O: Ops>(&self, ops: &mut O, first: usize, tokens: usize) -> GemmaTables<O::Tensor> {
+    pub fn tables<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        first: usize,
+        tokens: usize,
+    ) -> GemmaTables<O::Tensor> {
         let c = &self.config;
         match &c.rope_local {
             None => GemmaTables {
@@ -86,7 +96,7 @@ impl Gemma {
     }
 
     /// Layer `i` alone: `x` is `[tokens, hidden]` and stands at positions `first..`.
-    pub fn layer<O: Ops>(
+    pub fn layer<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,

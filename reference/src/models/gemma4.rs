@@ -1,9 +1,10 @@
-//! Gemma 4: dense (31B), E (E2B, E4B).
+//! Gemma 4: dense (31B), E (E2B, E4B), MoE (26B-A4B).
 //!
 //! ```text
 //! x = √hidden · E[id]
 //! x ← x + n₂(O(attention(n₁(x))))
 //! x ← x + n₄(down(gelu(gate(n₃(x))) · up(n₃(x))))
+//! x ← x + n₄(n₁'(mlp(n₃(x))) + n₂'(Σ w_e · expert_e(n₃'(x))))     with experts
 //! x ← x + n₅(W_proj(gelu(W_gate x) · ple_i))          with per-layer embeddings
 //! x ← x · layer_scalar
 //! logits = cap · tanh(norm_f(x) · Eᵀ / cap)
@@ -16,10 +17,11 @@
 //! Source: the published model code; no paper states these formulas.
 
 use super::attention::{FULL, KvCache, SLIDING, Tables};
+use super::moe::routed_experts;
 use super::ple::{PleInputs, ple_branch, ple_inputs};
 use crate::ops::{Mask, Ops};
 use spec::families::Linear;
-use spec::families::gemma4::{Gemma4Config, Gemma4Weights};
+use spec::families::gemma4::{Gemma4Config, Gemma4MoeConfig, Gemma4MoeWeights, Gemma4Weights};
 use spec::families::layered::LayerType;
 use spec::site::At;
 
@@ -58,7 +60,12 @@ impl Gemma4 {
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
-    pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut Gemma4State<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn pass<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut Gemma4State<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, c.embed_scale());
         let inputs = self.inputs(ops, ids, &x, state.position);
@@ -78,7 +85,7 @@ impl Gemma4 {
     }
 
     /// What all layers of a pass receive, from the ids and the scaled embedding rows.
-    pub fn inputs<O: Ops>(
+    pub fn inputs<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         ids: &[u32],
@@ -99,7 +106,7 @@ impl Gemma4 {
 
     /// Layer `i` alone: `x` is `[tokens, hidden]` and stands at positions `first..`; `caches` holds an
     /// entry for every layer up to `i`.
-    pub fn layer<O: Ops>(
+    pub fn layer<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,
@@ -121,7 +128,10 @@ impl Gemma4 {
         let gate = ops.linear(at.site("mlp_gate"), &h, &w.gate_proj);
         let up = ops.linear(at.site("mlp_up"), &h, &w.up_proj);
         let act = ops.gated_act(at.site("mlp_act"), &gate, &up, c.activation);
-        let branch = ops.linear(at.site("mlp_out"), &act, &w.down_proj);
+        let mut branch = ops.linear(at.site("mlp_out"), &act, &w.down_proj);
+        if let (Some(moe), Some(weights)) = (&c.moe, &w.moe) {
+            branch = self.experts(ops, at, &x, &branch, moe, weights);
+        }
         let post = &w.post_feedforward_layernorm;
         let branch = ops.rms_norm(at.site("post_mlp_norm"), &branch, Some(post), hidden, eps);
         let mut x = ops.residual(at.site("resid_mlp"), &x, &branch, 1.0);
@@ -134,8 +144,40 @@ impl Gemma4 {
         ops.scale(at.site("out"), &x, f64::from(w.layer_scalar[0]))
     }
 
+    /// The dense feed-forward's output and the experts', each normed, added.
+    ///
+    /// The router has a norm of its own and reads the residual stream, not the experts' normed input.
+    fn experts<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        at: At,
+        x: &O::Tensor,
+        dense: &O::Tensor,
+        moe: &Gemma4MoeConfig,
+        w: &Gemma4MoeWeights,
+    ) -> O::Tensor {
+        let (hidden, eps) = (self.config.hidden_size, self.config.rms_norm_eps);
+        let norm = Some(&w.post_feedforward_layernorm_1);
+        let dense = ops.rms_norm(at.site("post_mlp_norm_1"), dense, norm, hidden, eps);
+
+        let h = ops.rms_norm(at.site("router_norm"), x, Some(&w.router_scale), hidden, eps);
+        let h = ops.scale(at.site("router_in"), &h, 1.0 / (hidden as f64).sqrt());
+        let logits = ops.linear(at.site("router_logits"), &h, &w.router_proj);
+        let probs = ops.softmax(at.site("router_probs"), &logits);
+        let index = ops.router_index(at.site("router_index"), &probs, &moe.router, None);
+        let shares = ops.router_weights(at.site("router_shares"), &probs, &index, &moe.router);
+        let weights = ops.scale_chosen(at.site("router_weights"), &shares, &index, &w.per_expert_scale);
+
+        let norm = Some(&w.pre_feedforward_layernorm_2);
+        let h = ops.rms_norm(at.site("moe_norm"), x, norm, hidden, eps);
+        let routed = routed_experts(ops, at, &h, &index, &weights, &w.experts, self.config.activation);
+        let norm = Some(&w.post_feedforward_layernorm_2);
+        let routed = ops.rms_norm(at.site("post_moe_norm_2"), &routed, norm, hidden, eps);
+        ops.residual(at.site("moe_out"), &dense, &routed, 1.0)
+    }
+
     /// Attention of layer `i` on normed rows, output projection included.
-    fn attention<O: Ops>(
+    fn attention<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,

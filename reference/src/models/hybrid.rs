@@ -1,4 +1,4 @@
-//! Hybrids of gated delta rule and gated softmax attention: qwen3_next, qwen3_5.
+//! Hybrids of gated delta rule and gated softmax attention: qwen3_next, qwen3_5, qwen3_5_moe.
 //!
 //! ```text
 //! x ← x + mixer(norm₁(x))
@@ -12,16 +12,20 @@
 //! Softmax attention: the query projection carries a gate beside each head's query; per-head norm of q
 //! and k; partial rope; the context is gated before its output projection.
 //!
+//! Experts: the chosen ones weighted by softmax, and a shared one behind a gate of its own.
+//!
 //! Sources: arXiv 2412.06464 (gated delta rule), arXiv 2505.06708 (gated attention), the Qwen3-Next and
 //! Qwen3.5 releases.
 
+use super::moe::routed_experts;
 use super::{KvCache, Tables};
 use crate::State;
 use crate::ops::{Delta, Mask, Ops, Run};
 use spec::families::hybrid::{
-    AttentionWeights, DeltaProjections, DeltaWeights, HybridConfig, HybridWeights, MixerWeights, MlpWeights,
+    AttentionWeights, DeltaProjections, DeltaWeights, FeedForward, HybridConfig, HybridWeights, LayerWeights,
+    MixerWeights,
 };
-use spec::families::{Activation, Linear};
+use spec::families::{Activation, Linear, Mlp};
 use spec::site::At;
 
 /// A hybrid.
@@ -73,7 +77,24 @@ impl Hybrid {
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
-    pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut HybridState<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn pass<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut HybridState<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
+        let hidden = self.hidden(ops, state, ids);
+        self.head(ops, &hidden)
+    }
+
+    /// The hidden state of every token of `ids` behind the final norm, `[tokens, hidden]`: what the head
+    /// reads, and what a multi-token-prediction head is fed with.
+    pub fn hidden<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut HybridState<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, 1.0);
         let rope = Tables::new(ops, ["rope.cos", "rope.sin"], &c.rope, state.position, ids.len());
@@ -81,12 +102,17 @@ impl Hybrid {
             x = self.layer(ops, i, &x, state.position, &rope, mixer);
         }
         state.position += ids.len();
-        let x = ops.rms_norm(at.site("final_norm"), &x, Some(&w.norm), c.hidden_size, c.rms_norm_eps);
-        ops.linear(at.site("logits"), &x, &Linear { weight: w.lm_head.clone(), bias: None })
+        ops.rms_norm(at.site("final_norm"), &x, Some(&w.norm), c.hidden_size, c.rms_norm_eps)
+    }
+
+    /// Logits of normed hidden states.
+    pub fn head<O: Ops + ?Sized>(&self, ops: &mut O, hidden: &O::Tensor) -> O::Tensor {
+        let head = Linear { weight: self.weights.lm_head.clone(), bias: None };
+        ops.linear(At::MODEL.site("logits"), hidden, &head)
     }
 
     /// Layer `i` alone: `x` is `[tokens, hidden]` and stands at positions `first..`.
-    pub fn layer<O: Ops>(
+    pub fn layer<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,
@@ -95,27 +121,39 @@ impl Hybrid {
         rope: &Tables<O::Tensor>,
         state: &mut MixerState<O::Tensor>,
     ) -> O::Tensor {
-        let (c, w, at) = (&self.config, &self.weights.layers[i], At::layer(i));
-        let (hidden, eps) = (c.hidden_size, c.rms_norm_eps);
-
-        let h = ops.rms_norm(at.site("attn_norm"), x, Some(&w.input_layernorm), hidden, eps);
-        let branch = match (&w.mixer, state) {
-            (MixerWeights::Linear(w), MixerState::Linear(state)) => delta_rule(ops, at, c, w, &h, state),
-            (MixerWeights::Full(w), MixerState::Full(cache)) => {
-                gated_attention(ops, at, c, w, &h, first, rope, cache)
-            }
-            _ => panic!("layer {i}: state of another mixer"),
-        };
-        let x = ops.residual(at.site("resid_mid"), x, &branch, 1.0);
-
-        let h = ops.rms_norm(at.site("mlp_norm"), &x, Some(&w.post_attention_layernorm), hidden, eps);
-        let branch = mlp(ops, at, &w.mlp, &h);
-        ops.residual(at.site("out"), &x, &branch, 1.0)
+        block(ops, At::layer(i), &self.config, &self.weights.layers[i], x, first, rope, state)
     }
 }
 
+/// One layer: a mixer, then a feed-forward.
+pub(super) fn block<O: Ops + ?Sized>(
+    ops: &mut O,
+    at: At,
+    c: &HybridConfig,
+    w: &LayerWeights,
+    x: &O::Tensor,
+    first: usize,
+    rope: &Tables<O::Tensor>,
+    state: &mut MixerState<O::Tensor>,
+) -> O::Tensor {
+    let (hidden, eps) = (c.hidden_size, c.rms_norm_eps);
+    let h = ops.rms_norm(at.site("attn_norm"), x, Some(&w.input_layernorm), hidden, eps);
+    let branch = match (&w.mixer, state) {
+        (MixerWeights::Linear(w), MixerState::Linear(state)) => delta_rule(ops, at, c, w, &h, state),
+        (MixerWeights::Full(w), MixerState::Full(cache)) => {
+            gated_attention(ops, at, c, w, &h, first, rope, cache)
+        }
+        _ => panic!("{at:?}: state of another mixer"),
+    };
+    let x = ops.residual(at.site("resid_mid"), x, &branch, 1.0);
+
+    let h = ops.rms_norm(at.site("mlp_norm"), &x, Some(&w.post_attention_layernorm), hidden, eps);
+    let branch = feed_forward(ops, at, c, &w.mlp, &h);
+    ops.residual(at.site("out"), &x, &branch, 1.0)
+}
+
 /// The gated delta rule over `h`, `[tokens, hidden]`.
-fn delta_rule<O: Ops>(
+fn delta_rule<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     c: &HybridConfig,
@@ -166,7 +204,7 @@ struct Projected<T> {
 /// qkvz   q₀ k₀ v₀ v₁ z₀ z₁   q₁ k₁ v₂ v₃ z₂ z₃   …      two value heads a key head
 /// ba     b₀ b₁ a₀ a₁         b₂ b₃ a₂ a₃         …
 /// ```
-fn project<O: Ops>(
+fn project<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     c: &HybridConfig,
@@ -202,7 +240,7 @@ fn project<O: Ops>(
 }
 
 /// Softmax attention over `h`, `[tokens, hidden]`, with a gate on its context.
-fn gated_attention<O: Ops>(
+fn gated_attention<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     c: &HybridConfig,
@@ -217,10 +255,8 @@ fn gated_attention<O: Ops>(
     let k = ops.linear(at.site("k_proj"), h, &w.k_proj);
     let v = ops.linear(at.site("v_proj"), h, &w.v_proj);
     // Head by head: its query, then its gate.
-    let query = Run { start: 0, width: head_dim, groups: c.num_attention_heads, stride: 2 * head_dim };
-    let gate = Run { start: head_dim, ..query };
-    let q = ops.columns(at.site("q_split"), &query_and_gate, &[query], Some(head_dim));
-    let gate = ops.columns(at.site("attn_gate"), &query_and_gate, &[gate], None);
+    let q = ops.slice(at.site("q_split"), &query_and_gate, 2 * head_dim, 0..head_dim);
+    let gate = ops.slice(at.site("attn_gate"), &query_and_gate, 2 * head_dim, head_dim..2 * head_dim);
     let q = ops.rms_norm(at.site("q_norm"), &q, Some(&w.q_norm), head_dim, eps);
     let k = ops.rms_norm(at.site("k_norm"), &k, Some(&w.k_norm), head_dim, eps);
     let q = ops.rotate(at.site("q_rope"), &q, &rope.cos, &rope.sin, &c.rope);
@@ -234,10 +270,39 @@ fn gated_attention<O: Ops>(
     ops.linear(at.site("attn_out"), &gated, &w.o_proj)
 }
 
-/// `down(silu(gate(h)) · up(h))`
-fn mlp<O: Ops>(ops: &mut O, at: At, w: &MlpWeights, h: &O::Tensor) -> O::Tensor {
-    let gate = ops.linear(at.site("mlp_gate"), h, &w.gate_proj);
-    let up = ops.linear(at.site("mlp_up"), h, &w.up_proj);
-    let act = ops.gated_act(at.site("mlp_act"), &gate, &up, Activation::Silu);
-    ops.linear(at.site("mlp_out"), &act, &w.down_proj)
+/// A dense feed-forward, or experts with a shared one beside them:
+///
+/// ```text
+/// y = Σ_chosen w_e · expert_e(h) + σ(gate · h) · shared(h)
+/// ```
+fn feed_forward<O: Ops + ?Sized>(
+    ops: &mut O,
+    at: At,
+    c: &HybridConfig,
+    w: &FeedForward,
+    h: &O::Tensor,
+) -> O::Tensor {
+    match (w, &c.moe) {
+        (FeedForward::Dense(w), _) => mlp(ops, at, ["mlp_gate", "mlp_up", "mlp_act", "mlp_out"], w, h),
+        (FeedForward::Sparse { gate, experts, shared_expert, shared_expert_gate }, Some(moe)) => {
+            let logits = ops.linear(at.site("router_logits"), h, gate);
+            let index = ops.router_index(at.site("router_index"), &logits, &moe.router, None);
+            let weights = ops.router_weights(at.site("router_weights"), &logits, &index, &moe.router);
+            let routed = routed_experts(ops, at, h, &index, &weights, experts, Activation::Silu);
+            let sites = ["shared_gate_proj", "shared_up", "shared_act", "shared_out"];
+            let shared = mlp(ops, at, sites, shared_expert, h);
+            let gate = ops.linear(at.site("shared_gate"), h, shared_expert_gate);
+            let shared = ops.sigmoid_gate(at.site("shared_gated"), &shared, &gate);
+            ops.residual(at.site("moe_out"), &routed, &shared, 1.0)
+        }
+        (FeedForward::Sparse { .. }, None) => panic!("{at:?}: experts without a router"),
+    }
+}
+
+/// `down(silu(gate(h)) · up(h))` at the sites of gate, up, their product, and the result.
+fn mlp<O: Ops + ?Sized>(ops: &mut O, at: At, sites: [&'static str; 4], w: &Mlp, h: &O::Tensor) -> O::Tensor {
+    let gate = ops.linear(at.site(sites[0]), h, &w.gate_proj);
+    let up = ops.linear(at.site(sites[1]), h, &w.up_proj);
+    let act = ops.gated_act(at.site(sites[2]), &gate, &up, Activation::Silu);
+    ops.linear(at.site(sites[3]), &act, &w.down_proj)
 }

@@ -57,7 +57,12 @@ impl Lfm2 {
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
-    pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut Lfm2State<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn pass<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut Lfm2State<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, 1.0);
         let rope = Tables::new(ops, ["rope.cos", "rope.sin"], &c.rope, state.position, ids.len());
@@ -70,7 +75,7 @@ impl Lfm2 {
     }
 
     /// Layer `i` alone: `x` is `[tokens, hidden]` and stands at positions `first..`.
-    pub fn layer<O: Ops>(
+    pub fn layer<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,
@@ -104,7 +109,7 @@ impl Lfm2 {
 }
 
 /// `C · conv(B · u)`, where the rows of `in_proj` are B, then C, then u.
-fn short_conv<O: Ops>(
+fn short_conv<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     c: &Lfm2Config,
@@ -125,7 +130,7 @@ fn short_conv<O: Ops>(
 }
 
 /// The context of softmax attention over `h`, `[tokens, hidden]`.
-fn attention<O: Ops>(
+fn attention<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     c: &Lfm2Config,

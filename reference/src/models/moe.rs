@@ -11,7 +11,7 @@ use spec::site::At;
 /// ```text
 /// y[t] = Σ_j weights[t, j] · down_e(act(gate_e(x[t])) · up_e(x[t]))      e = index[t, j]
 /// ```
-pub fn routed_experts<O: Ops>(
+pub fn routed_experts<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     x: &O::Tensor,
@@ -32,7 +32,7 @@ pub fn routed_experts<O: Ops>(
 /// ```text
 /// y = Σ_chosen w_e · expert_e(x) + shared(x)
 /// ```
-pub fn mixture_of_experts<O: Ops>(
+pub fn mixture_of_experts<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     x: &O::Tensor,
@@ -54,7 +54,7 @@ pub fn mixture_of_experts<O: Ops>(
 }
 
 /// The feed-forward of a layer, dense or sparse.
-pub fn feed_forward<O: Ops>(
+pub fn feed_forward<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     x: &O::Tensor,

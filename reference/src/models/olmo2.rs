@@ -33,7 +33,12 @@ impl Olmo2 {
     }
 
     /// Logits of every token of `ids`, `[tokens, vocab]`.
-    pub fn pass<O: Ops>(&self, ops: &mut O, state: &mut DecoderState<O::Tensor>, ids: &[u32]) -> O::Tensor {
+    pub fn pass<O: Ops + ?Sized>(
+        &self,
+        ops: &mut O,
+        state: &mut DecoderState<O::Tensor>,
+        ids: &[u32],
+    ) -> O::Tensor {
         let (c, w, at) = (&self.config, &self.weights.ends, At::MODEL);
         let mut x = ops.embed(at.site("embed"), ids, &w.embed_tokens, 1.0);
         let rope = Tables::new(ops, ["rope.cos", "rope.sin"], &c.rope, state.position, ids.len());
@@ -46,7 +51,7 @@ impl Olmo2 {
     }
 
     /// Layer `i` alone: `x` is `[tokens, hidden]` and stands at positions `first..`.
-    pub fn layer<O: Ops>(
+    pub fn layer<O: Ops + ?Sized>(
         &self,
         ops: &mut O,
         i: usize,

@@ -23,7 +23,7 @@ pub struct PleInputs<T> {
 /// token   = √width · E_ple[id]
 /// context = rms(W_ctx · embedded / √hidden) · w      for each layer's part
 /// ```
-pub fn ple_inputs<O: Ops>(
+pub fn ple_inputs<O: Ops + ?Sized>(
     ops: &mut O,
     ids: &[u32],
     embedded: &O::Tensor,
@@ -43,7 +43,7 @@ pub fn ple_inputs<O: Ops>(
 }
 
 /// The branch of one layer, from a row of the stream: `n(W_proj · (act(W_gate · x) · ple_in))`.
-pub fn ple_branch<O: Ops>(
+pub fn ple_branch<O: Ops + ?Sized>(
     ops: &mut O,
     at: At,
     x: &O::Tensor,

@@ -4,6 +4,7 @@
 //! result to f32, once. [`Call`] is one op call as a value, so that it can be recorded, replayed,
 //! mutated, bounded and counted without touching a model.
 
+mod altup;
 mod append;
 mod attention;
 mod causal_conv;
@@ -17,6 +18,7 @@ mod gdn_decay;
 mod join;
 mod l2_norm;
 mod linear;
+mod match_rms;
 mod multiply;
 mod per_layer_input;
 mod residual;
@@ -24,10 +26,16 @@ mod rms_norm;
 mod rope;
 mod router;
 mod scale;
+mod scale_chosen;
+mod scale_columns;
 mod sigmoid;
 mod slice;
 mod softcap;
+mod softmax;
+mod sparsify;
+mod streams;
 
+pub use altup::{altup_correct, altup_predict};
 pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
 pub use causal_conv::{causal_conv, conv_state};
@@ -42,6 +50,7 @@ pub use gdn_decay::gdn_decay;
 pub use join::join;
 pub use l2_norm::{L2_EPS, l2_norm};
 pub use linear::linear;
+pub use match_rms::match_rms;
 pub use multiply::multiply;
 pub use per_layer_input::per_layer_input;
 pub use residual::residual;
@@ -49,9 +58,14 @@ pub use rms_norm::rms_norm;
 pub use rope::{inverse_frequencies, rope_table, rotate};
 pub use router::{router_index, router_weights};
 pub use scale::scale;
+pub use scale_chosen::scale_chosen;
+pub use scale_columns::scale_columns;
 pub use sigmoid::{sigmoid, sigmoid_gate};
 pub use slice::{concat, slice};
 pub use softcap::softcap;
+pub use softmax::softmax;
+pub use sparsify::sparsify;
+pub use streams::{add_to_streams, stack, stream, stream_mean};
 
 use crate::State;
 use ndarray::{ArcArray, ArrayD, IxDyn};
@@ -153,6 +167,28 @@ pub enum Call<'a, T> {
     Softcap { x: &'a T, cap: f64 },
     /// See [`Ops::per_layer_input`].
     PerLayerInput { token: &'a T, context: &'a T, layer: usize, width: usize },
+    /// See [`Ops::stack`].
+    Stack { parts: Vec<&'a T> },
+    /// See [`Ops::stream`].
+    Stream { x: &'a T, index: usize },
+    /// See [`Ops::stream_mean`].
+    StreamMean { x: &'a T },
+    /// See [`Ops::add_to_streams`].
+    AddToStreams { x: &'a T, branch: &'a T },
+    /// See [`Ops::match_rms`].
+    MatchRms { x: &'a T, like: &'a T },
+    /// See [`Ops::altup_predict`].
+    AltupPredict { x: &'a T, coefs: &'a T },
+    /// See [`Ops::altup_correct`].
+    AltupCorrect { pred: &'a T, made: &'a T, coefs: &'a T, active: usize },
+    /// See [`Ops::sparsify`].
+    Sparsify { x: &'a T, sparsity: f64 },
+    /// See [`Ops::scale_columns`].
+    ScaleColumns { x: &'a T, weight: &'a Vector },
+    /// See [`Ops::softmax`].
+    Softmax { x: &'a T },
+    /// See [`Ops::scale_chosen`].
+    ScaleChosen { weights: &'a T, index: &'a T, scale: &'a Vector },
 }
 
 impl<'a, T> Call<'a, T> {
@@ -192,6 +228,17 @@ impl<'a, T> Call<'a, T> {
             Call::ClampedSwiglu { .. } => "clamped_swiglu",
             Call::Softcap { .. } => "softcap",
             Call::PerLayerInput { .. } => "per_layer_input",
+            Call::Stack { .. } => "stack",
+            Call::Stream { .. } => "stream",
+            Call::StreamMean { .. } => "stream_mean",
+            Call::AddToStreams { .. } => "add_to_streams",
+            Call::MatchRms { .. } => "match_rms",
+            Call::AltupPredict { .. } => "altup_predict",
+            Call::AltupCorrect { .. } => "altup_correct",
+            Call::Sparsify { .. } => "sparsify",
+            Call::ScaleColumns { .. } => "scale_columns",
+            Call::Softmax { .. } => "softmax",
+            Call::ScaleChosen { .. } => "scale_chosen",
         }
     }
 
@@ -226,6 +273,15 @@ impl<'a, T> Call<'a, T> {
             Call::ClampedSwiglu { gate, up, .. } => vec![gate, up],
             Call::Softcap { x, .. } => vec![x],
             Call::PerLayerInput { token, context, .. } => vec![token, context],
+            Call::Stack { parts } => parts.clone(),
+            Call::Stream { x, .. } | Call::StreamMean { x } | Call::Sparsify { x, .. } => vec![x],
+            Call::ScaleColumns { x, .. } => vec![x],
+            Call::Softmax { x } => vec![x],
+            Call::ScaleChosen { weights, index, .. } => vec![weights, index],
+            Call::AddToStreams { x, branch } => vec![x, branch],
+            Call::MatchRms { x, like } => vec![x, like],
+            Call::AltupPredict { x, coefs } => vec![x, coefs],
+            Call::AltupCorrect { pred, made, coefs, .. } => vec![pred, made, coefs],
         }
     }
 
@@ -278,6 +334,19 @@ impl<'a, T> Call<'a, T> {
             Call::PerLayerInput { layer, width, .. } => {
                 Call::PerLayerInput { token: o(0), context: o(1), layer, width }
             }
+            Call::Stack { .. } => Call::Stack { parts: operands.iter().collect() },
+            Call::Stream { index, .. } => Call::Stream { x: o(0), index },
+            Call::StreamMean { .. } => Call::StreamMean { x: o(0) },
+            Call::AddToStreams { .. } => Call::AddToStreams { x: o(0), branch: o(1) },
+            Call::MatchRms { .. } => Call::MatchRms { x: o(0), like: o(1) },
+            Call::AltupPredict { .. } => Call::AltupPredict { x: o(0), coefs: o(1) },
+            Call::AltupCorrect { active, .. } => {
+                Call::AltupCorrect { pred: o(0), made: o(1), coefs: o(2), active }
+            }
+            Call::Sparsify { sparsity, .. } => Call::Sparsify { x: o(0), sparsity },
+            Call::ScaleColumns { weight, .. } => Call::ScaleColumns { x: o(0), weight },
+            Call::Softmax { .. } => Call::Softmax { x: o(0) },
+            Call::ScaleChosen { scale, .. } => Call::ScaleChosen { weights: o(0), index: o(1), scale },
         }
     }
 }
@@ -328,6 +397,19 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::PerLayerInput { token, context, layer, width } => {
             per_layer_input(token, context, *layer, *width).into_dyn()
         }
+        Call::Stack { parts } => stack(parts).into_dyn(),
+        Call::Stream { x, index } => stream(x, *index).into_dyn(),
+        Call::StreamMean { x } => stream_mean(x).into_dyn(),
+        Call::AddToStreams { x, branch } => add_to_streams(x, branch).into_dyn(),
+        Call::MatchRms { x, like } => match_rms(x, like).into_dyn(),
+        Call::AltupPredict { x, coefs } => altup_predict(x, coefs).into_dyn(),
+        Call::AltupCorrect { pred, made, coefs, active } => {
+            altup_correct(pred, made, coefs, *active).into_dyn()
+        }
+        Call::Sparsify { x, sparsity } => sparsify(x, *sparsity).into_dyn(),
+        Call::ScaleColumns { x, weight } => scale_columns(x, weight).into_dyn(),
+        Call::Softmax { x } => softmax(x).into_dyn(),
+        Call::ScaleChosen { weights, index, scale } => scale_chosen(weights, index, scale).into_dyn(),
     })
 }
 
@@ -615,5 +697,73 @@ pub trait Ops {
         width: usize,
     ) -> Self::Tensor {
         self.run(at, Call::PerLayerInput { token, context, layer, width })
+    }
+
+    /// `y[j] = parts[j]`: streams of `[tokens, hidden]` as `[streams, tokens, hidden]`.
+    fn stack(&mut self, at: Site, parts: &[&Self::Tensor]) -> Self::Tensor {
+        self.run(at, Call::Stack { parts: parts.to_vec() })
+    }
+
+    /// `y = x[index]`: one of the streams, `[tokens, hidden]`.
+    fn stream(&mut self, at: Site, x: &Self::Tensor, index: usize) -> Self::Tensor {
+        self.run(at, Call::Stream { x, index })
+    }
+
+    /// `y = Σ_j x[j] / streams`; `[tokens, hidden]`.
+    fn stream_mean(&mut self, at: Site, x: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::StreamMean { x })
+    }
+
+    /// `y[0] = x[0]`, `y[j] = x[j] + branch` for all other streams.
+    fn add_to_streams(&mut self, at: Site, x: &Self::Tensor, branch: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::AddToStreams { x, branch })
+    }
+
+    /// `y[t] = x[t] · rms(like[t]) / sqrt(max(mean(x[t]²), 1e-5))`; `[tokens, hidden]`.
+    fn match_rms(&mut self, at: Site, x: &Self::Tensor, like: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::MatchRms { x, like })
+    }
+
+    /// `y[o, t] = x[o, t] + Σ_s coefs[t, o · N + s] · x[s, t]`; `[streams, tokens, hidden]`.
+    fn altup_predict(&mut self, at: Site, x: &Self::Tensor, coefs: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::AltupPredict { x, coefs })
+    }
+
+    /// `y[j, t] = pred[j, t] + (made[t] - pred[active, t]) · (1 + coefs[t, j])`.
+    fn altup_correct(
+        &mut self,
+        at: Site,
+        pred: &Self::Tensor,
+        made: &Self::Tensor,
+        coefs: &Self::Tensor,
+        active: usize,
+    ) -> Self::Tensor {
+        self.run(at, Call::AltupCorrect { pred, made, coefs, active })
+    }
+
+    /// `y[t] = max(0, x[t] - (mean(x[t]) + std(x[t]) · Φ⁻¹(sparsity)))`, population std.
+    fn sparsify(&mut self, at: Site, x: &Self::Tensor, sparsity: f64) -> Self::Tensor {
+        self.run(at, Call::Sparsify { x, sparsity })
+    }
+
+    /// `y[t, i] = x[t, i] · weight[i]`.
+    fn scale_columns(&mut self, at: Site, x: &Self::Tensor, weight: &Vector) -> Self::Tensor {
+        self.run(at, Call::ScaleColumns { x, weight })
+    }
+
+    /// `y[t, i] = e^x[t, i] / Σ_j e^x[t, j]`, row by row.
+    fn softmax(&mut self, at: Site, x: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::Softmax { x })
+    }
+
+    /// `y[t, j] = weights[t, j] · scale[index[t, j]]`: a factor of each expert's own.
+    fn scale_chosen(
+        &mut self,
+        at: Site,
+        weights: &Self::Tensor,
+        index: &Self::Tensor,
+        scale: &Vector,
+    ) -> Self::Tensor {
+        self.run(at, Call::ScaleChosen { weights, index, scale })
     }
 }

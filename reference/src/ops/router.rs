@@ -36,7 +36,9 @@ pub fn router_index(logits: &Tensor, router: &Router, bias: Option<&[f32]>) -> A
 /// What a token's experts are chosen by.
 fn choice_scores(logits: ArrayView1<f32>, router: &Router, bias: Option<&[f32]>) -> Vec<f64> {
     match router.scoring {
-        Scoring::Softmax { .. } | Scoring::SoftmaxOfChosen => logits.iter().map(|&l| f64::from(l)).collect(),
+        Scoring::Softmax { .. } | Scoring::SoftmaxOfChosen | Scoring::Probabilities => {
+            logits.iter().map(|&l| f64::from(l)).collect()
+        }
         Scoring::Sigmoid { n_group, topk_group, .. } => {
             let biased = |(e, &l): (usize, &f32)| sigmoid(l) + bias.map_or(0.0, |b| f64::from(b[e]));
             let mut scores: Vec<f64> = logits.iter().enumerate().map(biased).collect();
@@ -70,6 +72,7 @@ fn sigmoid(x: f32) -> f64 {
 ///
 /// ```text
 /// softmax:            p = e^l[e] / Σ_all e^l;  divided by Σ_chosen p with norm_topk_prob
+/// probabilities:      p[e] / Σ_chosen p, where `logits` are probabilities already
 /// softmax of chosen:  e^l[e] / Σ_chosen e^l
 /// sigmoid:            s = σ(l[e]), without the bias that chose it;
 ///                     divided by Σ_chosen s + 1e-20 with norm_topk_prob; times routed_scaling_factor
@@ -101,6 +104,10 @@ fn row_weights(logits: ArrayView1<f32>, index: ArrayView1<f32>, router: &Router)
             let p: Vec<f64> = chosen().map(|l| libm::exp(f64::from(l) - m) / all).collect();
             let total = if norm_topk_prob { sum(p.iter().copied()) } else { 1.0 };
             p.into_iter().map(|p| p / total).collect()
+        }
+        Scoring::Probabilities => {
+            let total = sum(chosen().map(f64::from));
+            chosen().map(|p| f64::from(p) / total).collect()
         }
         Scoring::SoftmaxOfChosen => {
             let m = largest(&mut chosen());

@@ -9,6 +9,7 @@
 //! ```
 
 use super::layered::{self, LayerType, RopeDefault};
+use super::moe::{Experts, Router, Scoring};
 use super::ple::{Ple, PleLayerWeights, PleWeights};
 use super::{Activation, Family, Linear};
 use crate::config::{ConfigError, ConfigReader};
@@ -48,8 +49,19 @@ pub struct Gemma4Config {
     pub attention_bias: bool,
     /// Per-layer embeddings, where the model has them.
     pub ple: Option<Ple>,
+    /// Experts beside the feed-forward, where the model has them.
+    pub moe: Option<Gemma4MoeConfig>,
     /// Activation of every gate.
     pub activation: Activation,
+}
+
+/// Experts beside the feed-forward of every layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gemma4MoeConfig {
+    /// How experts are chosen: `num_experts`, `top_k_experts`.
+    pub router: Router,
+    /// Width of an expert.
+    pub moe_intermediate_size: usize,
 }
 
 /// What differs between the layers of one model.
@@ -126,10 +138,30 @@ impl Gemma4Config {
             rope_local,
             attention_bias: r.bool("attention_bias", false)?,
             ple: ple(r, layers.len(), vocab_size)?,
+            moe: moe(r)?,
             layers,
             activation: Activation::GeluTanh,
         })
     }
+}
+
+/// Experts, where `enable_moe_block` is set.
+fn moe(r: &mut ConfigReader) -> Result<Option<Gemma4MoeConfig>, ConfigError> {
+    let enabled = r.bool("enable_moe_block", false)?;
+    if !enabled {
+        r.inert(&["num_experts", "top_k_experts", "moe_intermediate_size"]);
+        return Ok(None);
+    }
+    let (num_experts, num_experts_per_tok) = (r.size("num_experts")?, r.size("top_k_experts")?);
+    // Expert ids are values at a site: f32 holds whole numbers up to 2^24.
+    if num_experts > 1 << 24 {
+        return Err(r.wrong("num_experts", "a whole number from 1 to 16777216"));
+    }
+    if num_experts_per_tok > num_experts {
+        return Err(r.wrong("top_k_experts", &format!("at most the {num_experts} experts")));
+    }
+    let router = Router { num_experts, num_experts_per_tok, scoring: Scoring::Probabilities };
+    Ok(Some(Gemma4MoeConfig { router, moe_intermediate_size: r.size("moe_intermediate_size")? }))
 }
 
 /// Per-layer embeddings, where `hidden_size_per_layer_input` is not 0.
@@ -251,10 +283,48 @@ pub struct Gemma4LayerWeights {
     pub down_proj: Linear,
     /// `[hidden]`: of the feed-forward branch, before it joins the stream.
     pub post_feedforward_layernorm: Vector,
+    /// Experts beside the feed-forward.
+    pub moe: Option<Gemma4MoeWeights>,
     /// Per-layer embeddings.
     pub ple: Option<PleLayerWeights>,
     /// One number, which the whole layer output is multiplied by.
     pub layer_scalar: Vector,
+}
+
+/// The experts of one layer, their router, and the norms that only such a layer has.
+#[derive(Clone, Debug)]
+pub struct Gemma4MoeWeights {
+    /// `[hidden]`: of what the dense feed-forward gives.
+    pub post_feedforward_layernorm_1: Vector,
+    /// `[hidden]`: the weight of the router's own norm.
+    pub router_scale: Vector,
+    /// `[experts, hidden]`
+    pub router_proj: Linear,
+    /// `[experts]`: what a chosen expert's weight is multiplied by.
+    pub per_expert_scale: Vector,
+    /// `[hidden]`: before the experts.
+    pub pre_feedforward_layernorm_2: Vector,
+    /// The experts.
+    pub experts: Experts,
+    /// `[hidden]`: of what the experts give.
+    pub post_feedforward_layernorm_2: Vector,
+}
+
+impl Gemma4MoeWeights {
+    fn load(c: &Gemma4MoeConfig, hidden: usize, i: usize, loader: &mut Loader) -> Result<Self, LoadError> {
+        let name = |leaf: &str| format!("model.layers.{i}.{leaf}");
+        let experts = c.router.num_experts;
+        let mut norm = |leaf: &str| loader.vector(&name(leaf), hidden);
+        Ok(Self {
+            post_feedforward_layernorm_1: norm("post_feedforward_layernorm_1.weight")?,
+            pre_feedforward_layernorm_2: norm("pre_feedforward_layernorm_2.weight")?,
+            post_feedforward_layernorm_2: norm("post_feedforward_layernorm_2.weight")?,
+            router_scale: norm("router.scale")?,
+            router_proj: Linear::load(loader, &name("router.proj"), experts, hidden, false)?,
+            per_expert_scale: loader.vector(&name("router.per_expert_scale"), experts)?,
+            experts: Experts::load(loader, &name("experts"), experts, hidden, c.moe_intermediate_size)?,
+        })
+    }
 }
 
 /// What makes a layer's keys and values.
@@ -296,6 +366,10 @@ impl Gemma4Weights {
                 all.extend(kv.v_proj.iter_mut().map(|v| &mut v.weight));
             }
             all.extend([&mut l.gate_proj, &mut l.up_proj, &mut l.down_proj].map(|linear| &mut linear.weight));
+            if let Some(moe) = &mut l.moe {
+                all.push(&mut moe.router_proj.weight);
+                all.extend(moe.experts.matrices());
+            }
             all.extend(l.ple.iter_mut().flat_map(PleLayerWeights::matrices));
         }
         all.push(&mut self.lm_head);
@@ -344,6 +418,7 @@ impl Gemma4LayerWeights {
             up_proj,
             down_proj,
             post_feedforward_layernorm: loader.vector(&name("post_feedforward_layernorm.weight"), hidden)?,
+            moe: c.moe.as_ref().map(|moe| Gemma4MoeWeights::load(moe, hidden, i, loader)).transpose()?,
             ple: c.ple.as_ref().map(|ple| PleLayerWeights::load(ple, hidden, i, loader)).transpose()?,
             layer_scalar: loader.vector(&name("layer_scalar"), 1)?,
         })
@@ -426,6 +501,13 @@ mod tests {
             json!({"hidden_size_per_layer_input": 2, "vocab_size_per_layer_input": 9}),
             "vocab_size_per_layer_input",
         );
+        let moe = |k: usize| {
+            json!({"enable_moe_block": true, "num_experts": 4, "top_k_experts": k,
+            "moe_intermediate_size": 6})
+        };
+        assert_eq!(parse(moe(4)).unwrap().moe.unwrap().router.num_experts_per_tok, 4);
+        refused(moe(5), "top_k_experts");
+        refused(json!({"enable_moe_block": true}), "num_experts");
         refused(json!({"use_bidirectional_attention": true}), "use_bidirectional_attention");
         let types = vec!["sliding_attention"; 6];
         refused(json!({"layer_types": types}), "layer_types");

@@ -1,4 +1,4 @@
-//! Hybrids of gated delta rule and gated softmax attention: qwen3_next, qwen3_5.
+//! Hybrids of gated delta rule and gated softmax attention: qwen3_next, qwen3_5, qwen3_5_moe.
 //!
 //! ```text
 //! x ← x + mixer(norm₁(x))          the delta rule, or every fourth layer softmax attention
@@ -9,7 +9,9 @@
 //! Norm weights are stored as `weight - 1` and are brought to the one formula when they are loaded; the
 //! norm inside the delta rule is stored as it is used.
 
-use super::{Conv, Family, Linear};
+use super::moe::{Experts, Router, Scoring};
+use super::moe_decoder::every_step;
+use super::{Conv, Family, Linear, Mlp};
 use crate::config::{ConfigError, ConfigReader};
 use crate::matrix::{Matrix, Vector};
 use crate::rope::Rope;
@@ -53,10 +55,25 @@ pub struct HybridConfig {
     pub tie_word_embeddings: bool,
     /// Rotary embedding of softmax attention: partial.
     pub rope: Rope,
-    /// Width of the dense feed-forward.
+    /// Width of dense feed-forwards; 0 where every layer has experts.
     pub intermediate_size: usize,
-    /// Layers of the multi-token-prediction head; 0 where there is none.
+    /// Whether a layer has experts; the others are dense.
+    pub sparse: Vec<bool>,
+    /// The experts, where there are any.
+    pub moe: Option<HybridMoe>,
+    /// Layers of the multi-token-prediction head, where the checkpoint has one.
     pub mtp_num_hidden_layers: usize,
+}
+
+/// Config of a mixture of experts with a gated shared expert.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HybridMoe {
+    /// How experts are chosen.
+    pub router: Router,
+    /// Width of an expert.
+    pub moe_intermediate_size: usize,
+    /// Width of the shared expert.
+    pub shared_expert_intermediate_size: usize,
 }
 
 /// The mixer of a layer.
@@ -118,6 +135,20 @@ impl HybridConfig {
         let linear_num_key_heads =
             divisor(r, "linear_num_key_heads", "linear_num_value_heads", linear_num_value_heads)?;
         let head_dim = r.size("head_dim")?;
+        let layer_types = layer_types(r)?;
+        let moe = if family == "qwen3_5_text" { None } else { Some(HybridMoe::parse(family, r)?) };
+        let sparse = match moe {
+            Some(_) => every_step(r, layer_types.len())?,
+            None => {
+                r.only("mlp_only_layers", &[json!([])])?;
+                vec![false; layer_types.len()]
+            }
+        };
+        let all_sparse = sparse.iter().all(|&sparse| sparse);
+        let intermediate_size = match r.usize_opt("intermediate_size")? {
+            None if all_sparse => 0,
+            _ => r.size("intermediate_size")?,
+        };
         r.only("hidden_act", &[json!("silu")])?;
         r.only("attn_output_gate", &[json!(true)])?;
         // The state of the reference is f32, as this says.
@@ -127,7 +158,7 @@ impl HybridConfig {
             family,
             vocab_size: r.size("vocab_size")?,
             hidden_size: r.size("hidden_size")?,
-            layer_types: layer_types(r)?,
+            layer_types,
             num_attention_heads,
             num_key_value_heads,
             head_dim,
@@ -141,8 +172,32 @@ impl HybridConfig {
             max_position_embeddings: r.size("max_position_embeddings")?,
             tie_word_embeddings: r.bool("tie_word_embeddings", false)?,
             rope: Rope::parse_with_partial(r, head_dim, 0.25)?,
-            intermediate_size: r.size("intermediate_size")?,
-            mtp_num_hidden_layers: r.usize_opt("mtp_num_hidden_layers")?.unwrap_or(0),
+            intermediate_size,
+            sparse,
+            moe,
+            mtp_num_hidden_layers: match r.usize_opt("mtp_num_hidden_layers")? {
+                None => 1,
+                Some(n) if n <= 1 << 10 => n,
+                Some(_) => return Err(r.wrong("mtp_num_hidden_layers", "at most 1024")),
+            },
+        })
+    }
+}
+
+impl HybridMoe {
+    /// qwen3_5_moe always renormalises; qwen3_next obeys `norm_topk_prob`.
+    fn parse(family: Family, r: &mut ConfigReader) -> Result<Self, ConfigError> {
+        let norm_topk_prob = match family {
+            "qwen3_next" => r.bool("norm_topk_prob", true)?,
+            _ => {
+                r.only("norm_topk_prob", &[json!(true)])?;
+                true
+            }
+        };
+        Ok(Self {
+            router: Router::parse(r, &["num_experts"], Scoring::Softmax { norm_topk_prob })?,
+            moe_intermediate_size: r.size("moe_intermediate_size")?,
+            shared_expert_intermediate_size: r.size("shared_expert_intermediate_size")?,
         })
     }
 }
@@ -189,6 +244,23 @@ pub struct HybridWeights {
     pub norm: Vector,
     /// `[vocab, hidden]`; the embedding table where the model ties them.
     pub lm_head: Matrix,
+    /// The multi-token-prediction head, where the checkpoint has one.
+    pub mtp: Option<MtpWeights>,
+}
+
+/// Weights of the multi-token-prediction head. Embedding table and head are the model's own.
+#[derive(Clone, Debug)]
+pub struct MtpWeights {
+    /// `[hidden]`, 1 added: norm of the token's embedding.
+    pub pre_fc_norm_embedding: Vector,
+    /// `[hidden]`, 1 added: norm of the hidden state.
+    pub pre_fc_norm_hidden: Vector,
+    /// `[hidden, 2 · hidden]`: reads the embedding, then the hidden state.
+    pub fc: Linear,
+    /// Layers with softmax attention, one for each depth of prediction.
+    pub layers: Vec<LayerWeights>,
+    /// `[hidden]`, 1 added: the norm before the model's head.
+    pub norm: Vector,
 }
 
 /// Weights of one layer.
@@ -200,8 +272,8 @@ pub struct LayerWeights {
     pub mixer: MixerWeights,
     /// `[hidden]`, 1 added: the norm before the feed-forward.
     pub post_attention_layernorm: Vector,
-    /// What follows.
-    pub mlp: MlpWeights,
+    /// The feed-forward.
+    pub mlp: FeedForward,
 }
 
 /// Weights of a mixer.
@@ -272,26 +344,33 @@ pub struct AttentionWeights {
     pub o_proj: Linear,
 }
 
-/// Weights of a dense gated feed-forward.
+/// A dense feed-forward, or experts beside a shared one.
 #[derive(Clone, Debug)]
-pub struct MlpWeights {
-    /// `[intermediate, hidden]`
-    pub gate_proj: Linear,
-    /// `[intermediate, hidden]`
-    pub up_proj: Linear,
-    /// `[hidden, intermediate]`
-    pub down_proj: Linear,
+#[allow(clippy::large_enum_variant)] // One a layer: a few hundred bytes beside its matrices.
+pub enum FeedForward {
+    /// One for all tokens.
+    Dense(Mlp),
+    /// A router with its experts.
+    Sparse {
+        /// `[experts, hidden]`
+        gate: Linear,
+        /// The experts.
+        experts: Experts,
+        /// What every token passes as well.
+        shared_expert: Mlp,
+        /// `[1, hidden]`: how much of it a token takes, before the sigmoid.
+        shared_expert_gate: Linear,
+    },
 }
 
 impl HybridWeights {
     /// Takes the tensors by their published names.
     pub fn load(c: &HybridConfig, loader: &mut Loader) -> Result<Self, LoadError> {
         let embed_tokens = loader.matrix("model.embed_tokens.weight", c.vocab_size, c.hidden_size)?;
-        let layers = c
-            .layer_types
-            .iter()
-            .enumerate()
-            .map(|(i, &kind)| LayerWeights::load(c, kind, &format!("model.layers.{i}"), loader));
+        let layers =
+            c.layer_types.iter().enumerate().map(|(i, &kind)| {
+                LayerWeights::load(c, kind, c.sparse[i], &format!("model.layers.{i}"), loader)
+            });
         let layers = layers.collect::<Result<_, _>>()?;
         let norm = loader.vector("model.norm.weight", c.hidden_size)?.plus_one();
         let lm_head = if c.tie_word_embeddings {
@@ -300,19 +379,48 @@ impl HybridWeights {
         } else {
             loader.matrix("lm_head.weight", c.vocab_size, c.hidden_size)?
         };
-        Ok(Self { embed_tokens, layers, norm, lm_head })
+        let mtp = if loader.has("mtp.fc.weight") { Some(MtpWeights::load(c, loader)?) } else { None };
+        Ok(Self { embed_tokens, layers, norm, lm_head, mtp })
     }
 
     /// Every matrix.
     pub fn matrices(&mut self) -> Vec<&mut Matrix> {
         let layers = self.layers.iter_mut().flat_map(LayerWeights::matrices);
-        [&mut self.embed_tokens].into_iter().chain(layers).chain([&mut self.lm_head]).collect()
+        let mtp = self.mtp.iter_mut().flat_map(|mtp| {
+            [&mut mtp.fc.weight].into_iter().chain(mtp.layers.iter_mut().flat_map(LayerWeights::matrices))
+        });
+        [&mut self.embed_tokens].into_iter().chain(layers).chain([&mut self.lm_head]).chain(mtp).collect()
+    }
+}
+
+impl MtpWeights {
+    /// Takes the tensors below `mtp.`, which stand beside the model's whatever wraps it.
+    fn load(c: &HybridConfig, loader: &mut Loader) -> Result<Self, LoadError> {
+        let hidden = c.hidden_size;
+        let layers = (0..c.mtp_num_hidden_layers.max(1)).map(|i| {
+            LayerWeights::load(c, LayerType::Full, c.moe.is_some(), &format!("mtp.layers.{i}"), loader)
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
+        let mut norm = |leaf: &str| Ok(loader.vector(&format!("mtp.{leaf}.weight"), hidden)?.plus_one());
+        Ok(Self {
+            pre_fc_norm_embedding: norm("pre_fc_norm_embedding")?,
+            pre_fc_norm_hidden: norm("pre_fc_norm_hidden")?,
+            norm: norm("norm")?,
+            fc: Linear::load(loader, "mtp.fc", hidden, 2 * hidden, false)?,
+            layers,
+        })
     }
 }
 
 impl LayerWeights {
     /// Takes the tensors below `name`.
-    fn load(c: &HybridConfig, kind: LayerType, name: &str, loader: &mut Loader) -> Result<Self, LoadError> {
+    fn load(
+        c: &HybridConfig,
+        kind: LayerType,
+        sparse: bool,
+        name: &str,
+        loader: &mut Loader,
+    ) -> Result<Self, LoadError> {
         let mixer = match kind {
             LayerType::Linear => {
                 MixerWeights::Linear(DeltaWeights::load(c, &format!("{name}.linear_attn"), loader)?)
@@ -327,7 +435,7 @@ impl LayerWeights {
             input_layernorm: norm("input_layernorm")?,
             post_attention_layernorm: norm("post_attention_layernorm")?,
             mixer,
-            mlp: MlpWeights::load(loader, &format!("{name}.mlp"), c.hidden_size, c.intermediate_size)?,
+            mlp: FeedForward::load(c, sparse, &format!("{name}.mlp"), loader)?,
         })
     }
 
@@ -339,8 +447,7 @@ impl LayerWeights {
             },
             MixerWeights::Full(w) => vec![&mut w.q_proj, &mut w.k_proj, &mut w.v_proj, &mut w.o_proj],
         };
-        let mlp = [&mut self.mlp.gate_proj, &mut self.mlp.up_proj, &mut self.mlp.down_proj];
-        mixer.into_iter().chain(mlp).map(|linear| &mut linear.weight).collect()
+        mixer.into_iter().map(|linear| &mut linear.weight).chain(self.mlp.matrices()).collect()
     }
 }
 
@@ -396,15 +503,30 @@ impl AttentionWeights {
     }
 }
 
-impl MlpWeights {
-    fn load(loader: &mut Loader, name: &str, hidden: usize, inner: usize) -> Result<Self, LoadError> {
-        let mut linear =
-            |leaf: &str, out, inner| Linear::load(loader, &format!("{name}.{leaf}"), out, inner, false);
-        Ok(Self {
-            gate_proj: linear("gate_proj", inner, hidden)?,
-            up_proj: linear("up_proj", inner, hidden)?,
-            down_proj: linear("down_proj", hidden, inner)?,
+impl FeedForward {
+    fn load(c: &HybridConfig, sparse: bool, name: &str, loader: &mut Loader) -> Result<Self, LoadError> {
+        let hidden = c.hidden_size;
+        let (Some(moe), true) = (&c.moe, sparse) else {
+            return Ok(FeedForward::Dense(Mlp::load(loader, name, hidden, c.intermediate_size, false)?));
+        };
+        let (count, shared) = (moe.router.num_experts, moe.shared_expert_intermediate_size);
+        let (experts, one) = (format!("{name}.experts"), format!("{name}.shared_expert"));
+        Ok(FeedForward::Sparse {
+            gate: Linear::load(loader, &format!("{name}.gate"), count, hidden, false)?,
+            experts: Experts::load(loader, &experts, count, hidden, moe.moe_intermediate_size)?,
+            shared_expert: Mlp::load(loader, &one, hidden, shared, false)?,
+            shared_expert_gate: Linear::load(loader, &format!("{one}_gate"), 1, hidden, false)?,
         })
+    }
+
+    fn matrices(&mut self) -> Vec<&mut Matrix> {
+        match self {
+            FeedForward::Dense(mlp) => mlp.matrices().into(),
+            FeedForward::Sparse { gate, experts, shared_expert, shared_expert_gate } => {
+                let around = [&mut gate.weight, &mut shared_expert_gate.weight];
+                around.into_iter().chain(experts.matrices()).chain(shared_expert.matrices()).collect()
+            }
+        }
     }
 }
 

@@ -3,8 +3,11 @@
 //! Families that differ in a flag share a module; see ARCHITECTURE.md for how to add one.
 
 pub mod decoder;
+pub mod deepseek;
 pub mod gemma;
+pub mod gemma3n;
 pub mod gemma4;
+pub mod gpt_oss;
 pub mod hybrid;
 pub mod layered;
 pub mod lfm2;
@@ -181,14 +184,20 @@ pub enum Config {
     Olmo2(decoder::DecoderConfig),
     /// Decoders with experts: qwen3_moe, glm4_moe.
     MoeDecoder(moe_decoder::MoeDecoderConfig),
+    /// deepseek_v3: latent attention.
+    Deepseek(deepseek::DeepseekConfig),
+    /// gpt_oss: attention sinks, clamped experts.
+    GptOss(gpt_oss::GptOssConfig),
     /// Four centred norms a layer: gemma2, gemma3.
     Gemma(gemma::GemmaConfig),
-    /// Gated delta rule and gated softmax attention: qwen3_5.
+    /// Gated delta rule and gated softmax attention: qwen3_next, qwen3_5, qwen3_5_moe.
     Hybrid(hybrid::HybridConfig),
     /// Gated short convolution and softmax attention: lfm2.
     Lfm2(lfm2::Lfm2Config),
     /// Gemma 4: two widths of heads, per-layer embeddings, shared keys and values, experts.
     Gemma4(gemma4::Gemma4Config),
+    /// Gemma 3n: parallel streams, a low-rank branch, sparse gates.
+    Gemma3n(gemma3n::Gemma3nConfig),
 }
 
 /// A config with the keys that were passed over (null, false, or allowed by name).
@@ -215,10 +224,15 @@ pub const FAMILIES: &[Family] = &[
     "olmo2",
     "qwen3_moe",
     "glm4_moe",
+    "deepseek_v3",
+    "gpt_oss",
     "gemma2",
     "gemma3_text",
     "gemma4_text",
+    "qwen3_next",
+    "gemma3n_text",
     "qwen3_5_text",
+    "qwen3_5_moe_text",
     "lfm2",
 ];
 
@@ -247,11 +261,16 @@ impl Config {
         let config = match *family {
             "gemma2" | "gemma3_text" => Config::Gemma(gemma::GemmaConfig::parse(family, r)?),
             "lfm2" => Config::Lfm2(lfm2::Lfm2Config::parse(family, r)?),
-            "qwen3_5_text" => Config::Hybrid(hybrid::HybridConfig::parse(family, r)?),
+            "qwen3_next" | "qwen3_5_text" | "qwen3_5_moe_text" => {
+                Config::Hybrid(hybrid::HybridConfig::parse(family, r)?)
+            }
             "phi3" => Config::Phi3(decoder::DecoderConfig::parse(family, r)?),
             "olmo2" => Config::Olmo2(decoder::DecoderConfig::parse(family, r)?),
+            "deepseek_v3" => Config::Deepseek(deepseek::DeepseekConfig::parse(family, r)?),
+            "gpt_oss" => Config::GptOss(gpt_oss::GptOssConfig::parse(family, r)?),
             "qwen3_moe" | "glm4_moe" => Config::MoeDecoder(moe_decoder::MoeDecoderConfig::parse(family, r)?),
             "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
+            "gemma3n_text" => Config::Gemma3n(gemma3n::Gemma3nConfig::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
         Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
@@ -262,10 +281,13 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.family,
             Config::MoeDecoder(config) => config.decoder.family,
+            Config::Deepseek(config) => config.family,
+            Config::GptOss(config) => config.decoder.family,
             Config::Gemma(config) => config.family,
             Config::Hybrid(config) => config.family,
             Config::Lfm2(config) => config.family,
             Config::Gemma4(config) => config.family,
+            Config::Gemma3n(config) => config.family,
         }
     }
 
@@ -274,10 +296,13 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.vocab_size,
             Config::MoeDecoder(config) => config.decoder.vocab_size,
+            Config::Deepseek(config) => config.vocab_size,
+            Config::GptOss(config) => config.decoder.vocab_size,
             Config::Gemma(config) => config.vocab_size,
             Config::Hybrid(config) => config.vocab_size,
             Config::Lfm2(config) => config.vocab_size,
             Config::Gemma4(config) => config.vocab_size,
+            Config::Gemma3n(config) => config.vocab_size,
         }
     }
 
@@ -286,10 +311,13 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.hidden_size,
             Config::MoeDecoder(config) => config.decoder.hidden_size,
+            Config::Deepseek(config) => config.hidden_size,
+            Config::GptOss(config) => config.decoder.hidden_size,
             Config::Gemma(config) => config.hidden_size,
             Config::Hybrid(config) => config.hidden_size,
             Config::Lfm2(config) => config.hidden_size,
             Config::Gemma4(config) => config.hidden_size,
+            Config::Gemma3n(config) => config.hidden_size,
         }
     }
 
@@ -298,10 +326,13 @@ impl Config {
         match self {
             Config::Decoder(config) | Config::Phi3(config) | Config::Olmo2(config) => config.layers.len(),
             Config::MoeDecoder(config) => config.decoder.layers.len(),
+            Config::Deepseek(config) => config.sparse.len(),
+            Config::GptOss(config) => config.decoder.layers.len(),
             Config::Gemma(config) => config.layer_types.len(),
             Config::Hybrid(config) => config.layer_types.len(),
             Config::Lfm2(config) => config.layer_types.len(),
             Config::Gemma4(config) => config.layers.len(),
+            Config::Gemma3n(config) => config.layers.len(),
         }
     }
 
@@ -312,10 +343,13 @@ impl Config {
                 config.max_position_embeddings
             }
             Config::MoeDecoder(config) => config.decoder.max_position_embeddings,
+            Config::Deepseek(config) => config.max_position_embeddings,
+            Config::GptOss(config) => config.decoder.max_position_embeddings,
             Config::Gemma(config) => config.max_position_embeddings,
             Config::Hybrid(config) => config.max_position_embeddings,
             Config::Lfm2(config) => config.max_position_embeddings,
             Config::Gemma4(config) => config.max_position_embeddings,
+            Config::Gemma3n(config) => config.max_position_embeddings,
         }
     }
 }
@@ -333,6 +367,10 @@ pub enum Weights {
     Olmo2(olmo2::Olmo2Weights),
     /// See [`Config::MoeDecoder`].
     MoeDecoder(moe_decoder::MoeDecoderWeights),
+    /// See [`Config::Deepseek`].
+    Deepseek(deepseek::DeepseekWeights),
+    /// See [`Config::GptOss`].
+    GptOss(gpt_oss::GptOssWeights),
     /// See [`Config::Gemma`].
     Gemma(gemma::GemmaWeights),
     /// See [`Config::Hybrid`].
@@ -341,6 +379,8 @@ pub enum Weights {
     Lfm2(lfm2::Lfm2Weights),
     /// See [`Config::Gemma4`].
     Gemma4(gemma4::Gemma4Weights),
+    /// See [`Config::Gemma3n`].
+    Gemma3n(gemma3n::Gemma3nWeights),
 }
 
 impl Weights {
@@ -352,6 +392,10 @@ impl Weights {
             Config::Decoder(config) => Weights::Decoder(decoder::DecoderWeights::load(config, &mut loader)?),
             Config::Phi3(config) => Weights::Phi3(phi3::Phi3Weights::load(config, &mut loader)?),
             Config::Olmo2(config) => Weights::Olmo2(olmo2::Olmo2Weights::load(config, &mut loader)?),
+            Config::Deepseek(config) => {
+                Weights::Deepseek(deepseek::DeepseekWeights::load(config, &mut loader)?)
+            }
+            Config::GptOss(config) => Weights::GptOss(gpt_oss::GptOssWeights::load(config, &mut loader)?),
             Config::MoeDecoder(config) => {
                 Weights::MoeDecoder(moe_decoder::MoeDecoderWeights::load(config, &mut loader)?)
             }
@@ -359,6 +403,7 @@ impl Weights {
             Config::Hybrid(config) => Weights::Hybrid(hybrid::HybridWeights::load(config, &mut loader)?),
             Config::Lfm2(config) => Weights::Lfm2(lfm2::Lfm2Weights::load(config, &mut loader)?),
             Config::Gemma4(config) => Weights::Gemma4(gemma4::Gemma4Weights::load(config, &mut loader)?),
+            Config::Gemma3n(config) => Weights::Gemma3n(gemma3n::Gemma3nWeights::load(config, &mut loader)?),
         };
         loader.finish(wrapped::of_a_tower)?;
         Ok(weights)
@@ -371,10 +416,13 @@ impl Weights {
             Weights::Phi3(weights) => weights.matrices(),
             Weights::Olmo2(weights) => weights.matrices(),
             Weights::MoeDecoder(weights) => weights.matrices(),
+            Weights::Deepseek(weights) => weights.matrices(),
+            Weights::GptOss(weights) => weights.matrices(),
             Weights::Gemma(weights) => weights.matrices(),
             Weights::Hybrid(weights) => weights.matrices(),
             Weights::Lfm2(weights) => weights.matrices(),
             Weights::Gemma4(weights) => weights.matrices(),
+            Weights::Gemma3n(weights) => weights.matrices(),
         }
     }
 }

@@ -26,6 +26,8 @@ pub enum Scoring {
     },
     /// Softmax over the chosen logits only (gpt_oss).
     SoftmaxOfChosen,
+    /// Scores that are probabilities already: the chosen ones divided by their sum (gemma4).
+    Probabilities,
     /// σ of each logit, chosen within the best groups with a bias that the weights do not have
     /// (deepseek_v3, glm4_moe).
     Sigmoid {

@@ -22,6 +22,8 @@ pub struct MoeDecoderConfig {
     pub n_shared_experts: usize,
     /// Whether a layer has experts; the others are dense.
     pub sparse: Vec<bool>,
+    /// Prediction layers behind the last, which change no logits: their tensors are not read.
+    pub num_nextn_predict_layers: usize,
 }
 
 impl MoeDecoderConfig {
@@ -30,21 +32,26 @@ impl MoeDecoderConfig {
         let decoder = DecoderConfig::parse(family, r)?;
         let count = decoder.layers.len();
         let (router, n_shared_experts, sparse) = if family == "glm4_moe" {
-            (Router::parse_sigmoid(r)?, shared_experts(r)?, behind_dense(r, count)?)
+            (
+                Router::parse_sigmoid(r)?,
+                r.usize_opt("n_shared_experts")?.unwrap_or(0),
+                behind_dense(r, count)?,
+            )
         } else {
             let scoring = Scoring::Softmax { norm_topk_prob: r.bool("norm_topk_prob", false)? };
             (Router::parse(r, &["num_experts", "num_local_experts"], scoring)?, 0, every_step(r, count)?)
         };
         let moe_intermediate_size = r.size("moe_intermediate_size")?;
-        Ok(Self { decoder, router, moe_intermediate_size, n_shared_experts, sparse })
+        let num_nextn_predict_layers = r.usize_opt("num_nextn_predict_layers")?.unwrap_or(0);
+        Ok(Self {
+            decoder,
+            router,
+            moe_intermediate_size,
+            n_shared_experts,
+            sparse,
+            num_nextn_predict_layers,
+        })
     }
-}
-
-/// Number of shared experts.
-pub(super) fn shared_experts(r: &mut ConfigReader) -> Result<usize, ConfigError> {
-    // Prediction layers stand behind the last layer and change no logits; their tensors are left out.
-    r.inert(&["num_nextn_predict_layers"]);
-    Ok(r.usize_opt("n_shared_experts")?.unwrap_or(0))
 }
 
 /// deepseek_v3, glm4_moe: the first `first_k_dense_replace` layers are dense.
@@ -53,8 +60,8 @@ pub(super) fn behind_dense(r: &mut ConfigReader, count: usize) -> Result<Vec<boo
     Ok((0..count).map(|i| i >= dense).collect())
 }
 
-/// qwen3_moe: every `decoder_sparse_step`-th layer, unless `mlp_only_layers` names it.
-fn every_step(r: &mut ConfigReader, count: usize) -> Result<Vec<bool>, ConfigError> {
+/// qwen3_moe, qwen3_next: every `decoder_sparse_step`-th layer, unless `mlp_only_layers` names it.
+pub(super) fn every_step(r: &mut ConfigReader, count: usize) -> Result<Vec<bool>, ConfigError> {
     let step = r.usize_opt("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {
         return Err(r.wrong("decoder_sparse_step", "a positive number"));
@@ -87,6 +94,8 @@ pub struct MoeLayer {
 
 /// A dense feed-forward, or a mixture of experts.
 #[derive(Clone, Debug)]
+// One a layer, so the room of the larger kind costs nothing.
+#[allow(clippy::large_enum_variant)]
 pub enum FeedForward {
     /// One for all tokens.
     Dense(Mlp),
@@ -176,6 +185,7 @@ impl MoeDecoderWeights {
                 )?,
             })
         };
+        loader.skip_layers(d.layers.len(), c.num_nextn_predict_layers);
         let layers = (0..d.layers.len()).map(|i| layer(i, loader)).collect::<Result<_, LoadError>>()?;
         Ok(Self { ends: Ends::load(loader, d.vocab_size, d.hidden_size, d.tie_word_embeddings)?, layers })
     }
