@@ -1,12 +1,18 @@
 //! What is under test, and how to run it.
 
 mod align;
+pub mod command;
 pub mod dump;
+pub mod library;
 mod map;
 pub mod names;
+pub mod ops;
 
+pub use command::{CommandKernel, CommandSpec};
 pub use dump::{DumpSpec, DumpSubject, OpenedDump, RunOfDump};
+pub use library::{LibraryKernel, LibraryModel, LibrarySpec};
 pub use map::{MapError, NameMap};
+pub use ops::{Answer, Kernel, OpsSubject};
 
 use crate::contract::Contract;
 use crate::follow::PassTaps;
@@ -28,11 +34,15 @@ pub enum SubjectSpec {
     Reference,
     /// Values that somebody else wrote.
     Dump(DumpSpec),
+    /// A program that computes one op at a time.
+    Command(CommandSpec),
+    /// A shared library with ops, or with a whole model.
+    Library(LibrarySpec),
 }
 
 /// A subject that is not known.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("subject {0} is not known; there are npu, {npu}, reference and dump:DIR", npu = Engine::ALL.map(|e| format!("npu:{e}")).join(", "))]
+#[error("subject {0} is not known; there are npu, {npu}, reference, dump:DIR, cmd:\"PROGRAM ARGS\" and lib:FILE", npu = Engine::ALL.map(|e| format!("npu:{e}")).join(", "))]
 pub struct UnknownSubject(String);
 
 impl std::str::FromStr for SubjectSpec {
@@ -40,17 +50,23 @@ impl std::str::FromStr for SubjectSpec {
 
     fn from_str(text: &str) -> Result<Self, UnknownSubject> {
         let unknown = || UnknownSubject(text.to_string());
-        match text {
-            "npu" => Ok(SubjectSpec::Npu(Engine::Int8)),
-            "reference" => Ok(SubjectSpec::Reference),
-            _ if text.starts_with("dump:") && text.len() > 5 => {
-                Ok(SubjectSpec::Dump(DumpSpec { path: PathBuf::from(&text[5..]), map: None }))
+        let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+        Ok(match (kind, rest) {
+            ("npu", "") => SubjectSpec::Npu(Engine::Int8),
+            ("npu", engine) => SubjectSpec::Npu(engine.parse().map_err(|_| unknown())?),
+            ("reference", "") => SubjectSpec::Reference,
+            (_, "") => return Err(unknown()),
+            ("dump", path) => SubjectSpec::Dump(DumpSpec { path: PathBuf::from(path), map: None }),
+            ("cmd", line) => {
+                SubjectSpec::Command(CommandSpec { line: line.to_string(), timeout: command::TIMEOUT })
             }
-            _ => {
-                let engine = text.strip_prefix("npu:").ok_or_else(unknown)?;
-                engine.parse().map(SubjectSpec::Npu).map_err(|_| unknown())
-            }
-        }
+            ("lib", path) => SubjectSpec::Library(LibrarySpec {
+                path: PathBuf::from(path),
+                timeout: command::TIMEOUT,
+                package: None,
+            }),
+            _ => return Err(unknown()),
+        })
     }
 }
 
@@ -60,16 +76,54 @@ impl std::fmt::Display for SubjectSpec {
             SubjectSpec::Npu(engine) => write!(f, "npu:{engine}"),
             SubjectSpec::Reference => f.write_str("reference"),
             SubjectSpec::Dump(dump) => write!(f, "dump:{}", dump.path.display()),
+            SubjectSpec::Command(command) => write!(f, "cmd:{}", command.line),
+            SubjectSpec::Library(library) => write!(f, "lib:{}", library.path.display()),
         }
     }
 }
 
 impl SubjectSpec {
-    /// The name of the contract that the subject declares.
+    /// The subject over a loaded package. Of one that computes single ops, those at taps that match `sites`
+    /// are handed over. A dump is opened with [`DumpSpec::open`].
+    pub fn build<'m>(
+        &self,
+        model: &'m Model,
+        config: &Config,
+        weights: &Weights,
+        sites: Option<&str>,
+    ) -> Result<Box<dyn Subject + 'm>, SubjectError> {
+        Ok(match self {
+            SubjectSpec::Npu(engine) => {
+                Box::new(NpuSubject::new(config, weights, *engine, Switches::default())?)
+            }
+            SubjectSpec::Reference => Box::new(ReferenceSubject::new(model)),
+            SubjectSpec::Dump(dump) => {
+                return Err(SubjectError::NotSupported(format!("{} computes nothing", dump.path.display())));
+            }
+            SubjectSpec::Command(spec) => {
+                let kernel = CommandKernel::new(spec)
+                    .map_err(|error| SubjectError::Stopped(format!("a directory for cases: {error}")))?;
+                Box::new(OpsSubject::new(model, Box::new(kernel), sites))
+            }
+            SubjectSpec::Library(spec) => {
+                let plugin = spec.start()?;
+                match &spec.package {
+                    Some(package) if plugin.info().model => {
+                        let package = package.display().to_string();
+                        Box::new(LibraryModel::new(plugin, &package, model, config.vocab_size())?)
+                    }
+                    _ => Box::new(OpsSubject::new(model, Box::new(LibraryKernel(plugin)), sites)),
+                }
+            }
+        })
+    }
+
+    /// The name of the contract that the subject declares; a library's own is in its table.
     pub fn contract_name(&self) -> &'static str {
         match self {
             SubjectSpec::Npu(engine) => engine.name(),
             SubjectSpec::Reference | SubjectSpec::Dump(_) => "f32",
+            SubjectSpec::Command(_) | SubjectSpec::Library(_) => "f32",
         }
     }
 }
@@ -124,6 +178,10 @@ pub struct Remarks {
     pub problems: Vec<String>,
     /// Anything else.
     pub notes: Vec<String>,
+    /// Why it stopped before its end; what it computed until then is judged.
+    pub crashed: Option<String>,
+    /// Its logits are judged by the tokens that they choose, and as no site.
+    pub tokens_only: bool,
     /// Variance of every logit that comes from how they were stored.
     pub logit_variance: f64,
 }
@@ -135,8 +193,8 @@ pub trait Subject {
     /// Runs one pass behind the passes before it; the values of all sites that it exposes.
     fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError>;
 
-    /// The sites whose values are its own, where those of others are filled in for it.
-    fn own(&self) -> Option<&BTreeSet<Site>> {
+    /// The taps whose values are its own, where others are filled in for it.
+    fn own(&self) -> Option<&BTreeSet<String>> {
         None
     }
 

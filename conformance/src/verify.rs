@@ -9,8 +9,7 @@ use crate::mutants::explain::Explanation;
 use crate::passes::Pass;
 use crate::record::Record;
 use crate::subject::{
-    CostPerToken, DumpSubject, MutantSubject, NpuSubject, OpenedDump, ReferenceSubject, Remarks, Subject,
-    SubjectError, SubjectSpec,
+    CostPerToken, DumpSubject, MutantSubject, OpenedDump, Remarks, Subject, SubjectError, SubjectSpec,
 };
 use crate::variance::{Bounded, Truth, Variance};
 use golden::Dump;
@@ -331,7 +330,7 @@ pub fn verify(
     let mut other: Box<dyn Subject + '_>;
     let run = match &mut mutant {
         Some(subject) => run(subject, &passes),
-        None => match build(loaded, options.subject, dump.take(), &passes) {
+        None => match build(loaded, options, dump.take(), &passes) {
             Ok(subject) => {
                 other = subject;
                 run(&mut *other, &passes)
@@ -365,19 +364,22 @@ pub fn verify(
     }
     result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
     result.cost = ran.cost;
-    let remarks = std::mem::take(&mut ran.remarks);
-    result.unmatched = remarks.unmatched;
-    result.problems = remarks.problems;
-    result.notes = remarks.notes;
+    let remarks = &mut ran.remarks;
+    result.unmatched = std::mem::take(&mut remarks.unmatched);
+    result.problems = std::mem::take(&mut remarks.problems);
+    result.notes = std::mem::take(&mut remarks.notes);
     judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
     result.logits =
-        judge_logits(loaded, options.contract, &passes, &ran.taps, &logits, remarks.logit_variance)
+        judge_logits(loaded, options.contract, &passes, &ran.taps, &logits, ran.remarks.logit_variance)
             .map_err(weights_at_fault)?;
     if options.pictures {
         result.inherited = inherited(loaded, &passes, &ran.taps).map_err(weights_at_fault)?;
         result.positions = positions(loaded, &passes, &ran.taps, &logits);
     }
-    conclude(loaded, prompt, options, &mut result);
+    conclude(loaded, prompt, options, ran.own.as_ref(), &mut result);
+    if let Some(reason) = ran.remarks.crashed {
+        (result.verdict, result.reason) = (result.verdict.max(Verdict::Crashed), Some(reason));
+    }
     Ok(result)
 }
 
@@ -494,22 +496,14 @@ fn passes_of(golden: Option<&Dump>, dump: Option<&OpenedDump>) -> Option<Vec<Pas
 /// A subject over a loaded package.
 fn build<'m>(
     loaded: &'m Loaded,
-    spec: &SubjectSpec,
+    options: &Options,
     dump: Option<OpenedDump>,
     passes: &[Pass],
 ) -> Result<Box<dyn Subject + 'm>, SubjectError> {
-    if let Some(dump) = dump {
-        return Ok(Box::new(DumpSubject::new(dump, &loaded.model, passes)?));
+    match dump {
+        Some(dump) => Ok(Box::new(DumpSubject::new(dump, &loaded.model, passes)?)),
+        None => options.subject.build(&loaded.model, &loaded.config, &loaded.weights, options.sites),
     }
-    Ok(match spec {
-        SubjectSpec::Dump(dump) => {
-            return Err(SubjectError::NotSupported(format!("{} computes nothing", dump.path.display())));
-        }
-        SubjectSpec::Npu(engine) => {
-            Box::new(NpuSubject::new(&loaded.config, &loaded.weights, *engine, device::Switches::default())?)
-        }
-        SubjectSpec::Reference => Box::new(ReferenceSubject::new(&loaded.model)),
-    })
 }
 
 /// What a subject gave.
@@ -517,8 +511,8 @@ struct Ran {
     taps: Vec<PassTaps>,
     images: Vec<(Site, spec::Matrix)>,
     cost: Option<CostPerToken>,
-    /// The sites that are the subject's own, where it says so.
-    own: Option<BTreeSet<Site>>,
+    /// The taps that are the subject's own, where it says so.
+    own: Option<BTreeSet<String>>,
     remarks: Remarks,
 }
 
@@ -537,11 +531,12 @@ fn judge_sites(
     ran: &Ran,
     result: &mut PackageResult,
 ) -> Result<(), NonFinite> {
-    let own = |site: &Site| ran.own.as_ref().is_none_or(|own| own.contains(site));
-    let judged = |name: &str| {
-        options.sites.is_none_or(|glob| crate::mutants::matches(glob, name))
-            && (ran.own.is_none() || Site::parse(golden::split_tap(name).1).is_some_and(|site| own(&site)))
+    let own = |name: &str| match &ran.own {
+        Some(own) => own.contains(name),
+        None => !ran.remarks.tokens_only,
     };
+    let judged =
+        |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name)) && own(name);
     let all = passes.iter().zip(&ran.taps).flat_map(|(pass, taps)| {
         taps.iter().filter(|(site, _)| judged(&format!("{}.{site}", pass.name))).map(|(site, t)| (*site, t))
     });
@@ -567,7 +562,7 @@ fn judge_sites(
             result.explanation = follow.explanation.take();
         }
         if n == 0 {
-            let filled_in = taps.keys().filter(|site| !own(site));
+            let filled_in = taps.keys().filter(|site| !own(&format!("{}.{site}", pass.name)));
             let not_exposed = follow.not_exposed.iter().chain(filled_in);
             result.not_exposed = not_exposed.map(Site::to_string).collect();
         }
@@ -683,7 +678,15 @@ fn positions(loaded: &Loaded, passes: &[Pass], taps: &[PassTaps], reference: &[V
 }
 
 /// The verdict of the whole: the worst of its parts, or MISTRUSTED where the parts could not have failed.
-fn conclude(loaded: &Loaded, prompt: &[u32], options: &Options, result: &mut PackageResult) {
+///
+/// A subject of single ops is judged by those that it computes: it need not expose outputs.
+fn conclude(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    own: Option<&BTreeSet<String>>,
+    result: &mut PackageResult,
+) {
     let parts = [result.reference.verdict]
         .into_iter()
         .filter(|v| *v != Verdict::Skipped)
@@ -696,7 +699,11 @@ fn conclude(loaded: &Loaded, prompt: &[u32], options: &Options, result: &mut Pac
             1 => format!("a part of the subject could not be judged: {first}"),
             n => format!("{n} parts of the subject could not be judged, first: {first}"),
         })
-    } else if !outputs && options.sites.is_none() {
+    } else if result.sites.is_empty() && options.sites.is_none() && result.logits.is_none() {
+        Some("the subject exposes nothing that could be judged".to_string())
+    } else if own.is_some_and(|own| own.is_empty()) {
+        Some("the subject computes none of this model's ops".to_string())
+    } else if !outputs && own.is_none() && options.sites.is_none() {
         Some("the subject exposes neither logits nor layer outputs".to_string())
     } else if let Some(selection) = options.mutate
         && result.verdict < Verdict::Failed

@@ -57,6 +57,12 @@ enum Verb {
     Diff(diff::Args),
     /// Review changed goldens one by one, with a reason.
     Accept(accept::Args),
+    /// Runs a library under test in this process, for the judge that started it.
+    #[command(name = crate::subject::library::SERVE, hide = true)]
+    ServePlugin {
+        /// The library.
+        library: PathBuf,
+    },
 }
 
 /// What a verb has to say, and the exit code that goes with it.
@@ -82,6 +88,7 @@ pub fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(args, cli.format),
         Verb::Diff(args) => diff::run(args, cli.format),
         Verb::Accept(args) => accept::run(args, cli.format),
+        Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),

@@ -13,7 +13,7 @@ use golden::import::llamacpp::KlBase;
 use golden::import::npy::Array;
 use reference::{Model, Tensor};
 use spec::Site;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -124,7 +124,6 @@ fn open_arrays(path: &Path, map: NameMap) -> Result<OpenedDump, SubjectError> {
 #[derive(Default)]
 pub struct DumpSubject {
     taps: BTreeMap<String, PassTaps>,
-    own: Option<BTreeSet<Site>>,
     remarks: Remarks,
 }
 
@@ -151,7 +150,8 @@ impl DumpSubject {
     /// Log-probabilities are judged as logits, and as no site: they were stored in 16 bits.
     fn of_base(base: &KlBase, chunk: usize, passes: &[Pass]) -> DumpSubject {
         let rows: Vec<_> = (0..base.rows_per_chunk()).filter_map(|row| base.log_probs(chunk, row)).collect();
-        let mut subject = DumpSubject { own: Some(BTreeSet::new()), ..DumpSubject::default() };
+        let mut subject = DumpSubject::default();
+        subject.remarks.tokens_only = true;
         let step = rows.iter().fold(0f32, |largest, row| largest.max(row.step));
         subject.remarks.logit_variance = f64::from(step).powi(2) / 12.0;
         subject.remarks.notes.push(format!(
@@ -341,10 +341,6 @@ impl Matching<'_> {
 impl Subject for DumpSubject {
     fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError> {
         Ok(self.taps.remove(&pass.name).unwrap_or_default())
-    }
-
-    fn own(&self) -> Option<&BTreeSet<Site>> {
-        self.own.as_ref()
     }
 
     fn remarks(&mut self) -> Remarks {
