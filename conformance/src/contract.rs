@@ -1,7 +1,7 @@
 //! What number formats a subject declares, and the exact rules that follow.
 
 use serde::{Deserialize, Serialize};
-use spec::{Matrix, NonFinite};
+use spec::{Matrix, NonFinite, Site};
 
 /// The number formats of a subject.
 ///
@@ -25,7 +25,13 @@ pub enum Product {
     /// int8 codes with one scale per activation row and one per output; exact i32 sums;
     /// `(f32(C) · sA) · sW`.
     Int8,
+    /// f32 operands and sums, added in any order: small products that never leave the host.
+    Host,
 }
+
+/// Products that the NPU path keeps on the host: a router's scores and a shared expert's gate, a few
+/// outputs each, whose weights are no images.
+pub const HOST_PRODUCTS: &[&str] = &["router_logits", "shared_gate"];
 
 /// Ops that run beside the matrix unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,6 +49,11 @@ impl Contract {
             _ => return None,
         };
         Some(Contract { name: name.to_string(), linear, host: Host { ulps: 2.0 } })
+    }
+
+    /// The arithmetic of the matrix product at a site.
+    pub fn product_at(&self, at: Site) -> Product {
+        if HOST_PRODUCTS.contains(&at.name) { Product::Host } else { self.linear }
     }
 
     /// The names of the built-in contracts.
@@ -112,7 +123,7 @@ pub fn int8_image(weight: &Matrix) -> Result<Int8Image, NonFinite> {
 /// int8: `f32(code) · scale`, rounded to f32 as an image decodes it.
 pub fn decoded_image(weight: &Matrix, product: Product) -> Result<Vec<f64>, NonFinite> {
     Ok(match product {
-        Product::F32 => weight.to_values()?.into_iter().map(f64::from).collect(),
+        Product::F32 | Product::Host => weight.to_values()?.into_iter().map(f64::from).collect(),
         Product::Int8 => {
             let (image, inner) = (int8_image(weight)?, weight.inner());
             let value = |(n, &code): (usize, &i8)| f64::from(f32::from(code) * image.scales[n / inner]);

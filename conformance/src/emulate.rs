@@ -1,6 +1,7 @@
 //! `Emulate`: an honest subject that rounds where its contract says.
 
 use crate::contract::{Contract, Product, int8_image, int8_row};
+use crate::variance::sent;
 use ndarray::Array2;
 use rayon::prelude::*;
 use reference::{Call, Ops, Tensor};
@@ -24,15 +25,20 @@ impl<'a> Emulate<'a> {
         self.error.take().map_or(Ok(()), Err)
     }
 
-    /// The value of a call in this arithmetic.
-    pub fn value(&mut self, call: &Call<Tensor>) -> Tensor {
-        if let Call::Linear { x, w } = call {
-            match product(x, w, self.contract.linear) {
-                Ok(value) => return value,
-                Err(error) => {
-                    self.error.get_or_insert(error);
-                }
+    /// The value of a call at a site in this arithmetic.
+    pub fn value(&mut self, at: Site, call: &Call<Tensor>) -> Tensor {
+        let formats = self.contract.product_at(at);
+        let product = match call {
+            Call::Linear { x, w } => Some(product(x, w, formats)),
+            Call::ExpertLinear { x, index, experts } => Some(expert_products(x, index, experts, formats)),
+            _ => None,
+        };
+        match product {
+            Some(Ok(value)) => return value,
+            Some(Err(error)) => {
+                self.error.get_or_insert(error);
             }
+            None => {}
         }
         let mut plain = reference::Plain::default();
         let value = plain.value(call);
@@ -46,8 +52,8 @@ impl<'a> Emulate<'a> {
 impl Ops for Emulate<'_> {
     type Tensor = Tensor;
 
-    fn run(&mut self, _: Site, call: Call<'_, Tensor>) -> Tensor {
-        self.value(&call)
+    fn run(&mut self, at: Site, call: Call<'_, Tensor>) -> Tensor {
+        self.value(at, &call)
     }
 }
 
@@ -62,7 +68,7 @@ pub fn product(x: &Tensor, w: &Linear, product: Product) -> Result<Tensor, NonFi
     let flat: Vec<f32> = x.iter().copied().collect();
     let biased = |o: usize, y: f32| w.bias.as_ref().map_or(y, |b| y + b[o]);
     let columns: Vec<Vec<f32>> = match product {
-        Product::F32 => (0..out)
+        Product::F32 | Product::Host => (0..out)
             .into_par_iter()
             .map(|o| {
                 let mut row = vec![0f32; inner];
@@ -86,4 +92,27 @@ pub fn product(x: &Tensor, w: &Linear, product: Product) -> Result<Tensor, NonFi
         }
     };
     Ok(Array2::from_shape_fn((tokens, out), |(t, o)| columns[o][t]).into_dyn().into_shared())
+}
+
+/// The products of routed experts, each on the rows that it receives.
+fn expert_products(
+    x: &Tensor,
+    index: &Tensor,
+    experts: &[Linear],
+    formats: Product,
+) -> Result<Tensor, NonFinite> {
+    let (inner, out) = (experts[0].weight.inner(), experts[0].weight.out());
+    let values: Vec<f32> = x.iter().copied().collect();
+    let mut y = vec![0f32; index.len() * out];
+    for sent in sent(x, index, experts.len()) {
+        let rows: Vec<f32> =
+            sent.rows.iter().flat_map(|row| values[row * inner..][..inner].to_vec()).collect();
+        let rows = Tensor::from_shape_vec(ndarray::IxDyn(&[sent.rows.len(), inner]), rows);
+        let part = product(&rows.expect("rows of one length"), &experts[sent.expert], formats)?;
+        for (place, row) in sent.places.iter().zip(part.rows()) {
+            y[place * out..][..out].copy_from_slice(&row.to_vec());
+        }
+    }
+    let shape = ndarray::IxDyn(&[index.shape()[0], index.shape()[1], out]);
+    Ok(Tensor::from_shape_vec(shape, y).expect("one row a choice"))
 }

@@ -90,7 +90,7 @@ impl<'a> Follow<'a> {
     fn compare_image(&mut self, at: Site, call: &Call<Bounded>) -> Result<(), NonFinite> {
         let Call::Linear { w, .. } = call else { return Ok(()) };
         let Some((_, image)) = self.images.iter().find(|(site, _)| *site == at) else { return Ok(()) };
-        let rule = decoded_image(&w.weight, self.contract.linear)?;
+        let rule = decoded_image(&w.weight, self.contract.product_at(at))?;
         let shape = [w.weight.out(), w.weight.inner()];
         let values = image.to_values()?;
         let zero = ndarray::ArrayD::zeros(ndarray::IxDyn(&shape));
@@ -132,7 +132,7 @@ impl Ops for Follow<'_> {
         if let Err(error) = self.compare_image(at, &call) {
             self.error.get_or_insert(error);
         }
-        let expected = match expect(&call, self.contract, Truth::Image) {
+        let expected = match expect(at, &call, self.contract, Truth::Image) {
             Ok(expected) => expected,
             Err(error) => {
                 self.error.get_or_insert(error);

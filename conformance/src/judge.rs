@@ -477,13 +477,17 @@ mod tests {
         assert_eq!(result.pattern.as_deref(), Some("row 1 alone, of 2 · column 0 alone, of 2"));
     }
 
+    /// ±1 on a chequered board of 64 columns: every row and column has mean 0 and rms 1.
+    fn checkered(n: usize) -> f32 {
+        if (n / 64 + n % 64).is_multiple_of(2) { 1.0 } else { -1.0 }
+    }
+
     // Column 3 of 64 is three standard deviations off in every row: the pooled rms is only 1.06.
     #[test]
     fn one_bad_column_does_not_drown() {
         let (rows, columns) = (64, 64);
         let value = |n: usize| {
-            let honest = if n.is_multiple_of(2) { 1.0 } else { -1.0 };
-            if n % columns == 3 { 3.0 } else { honest }
+            if n % columns == 3 { 3.0 * checkered(n) } else { checkered(n) }
         };
         let subject: Vec<f32> = (0..rows * columns).map(value).collect();
         let result = judge("out", &[rows, columns], &subject, &expected(&[rows, columns], 0.0, 1.0), &BUDGET);
@@ -494,7 +498,7 @@ mod tests {
 
     #[test]
     fn twice_as_rough_everywhere_is_drift() {
-        let subject: Vec<f32> = (0..4096).map(|n| if n % 2 == 0 { 2.0 } else { -2.0 }).collect();
+        let subject: Vec<f32> = (0..4096).map(|n| 2.0 * checkered(n)).collect();
         let result = judge("out", &[64, 64], &subject, &expected(&[64, 64], 0.0, 1.0), &BUDGET);
         assert_eq!(result.verdict, Verdict::Drift);
         assert!(result.less_precise());
@@ -505,7 +509,7 @@ mod tests {
 
     #[test]
     fn a_shifted_mean_is_seen_below_the_rms() {
-        let subject: Vec<f32> = (0..4096).map(|n| if n % 2 == 0 { 1.2 } else { -0.8 }).collect();
+        let subject: Vec<f32> = (0..4096).map(|n| checkered(n) + 0.2).collect();
         let result = judge("out", &[64, 64], &subject, &expected(&[64, 64], 0.0, 1.0), &BUDGET);
         assert_eq!(result.verdict, Verdict::Drift);
         assert!(result.pattern.unwrap().contains("mean z 0.20"));

@@ -74,7 +74,33 @@ fn families() -> Vec<(&'static str, Value)> {
                     "routed_scaling_factor": 1.7, "first_k_dense_replace": 1}),
             ),
         ),
-        ("qwen3_5", hybrid),
+        ("qwen3_5", hybrid.clone()),
+        (
+            "qwen3_next",
+            with(
+                hybrid,
+                json!({"model_type": "qwen3_next", "num_experts": 5, "num_experts_per_tok": 2,
+                    "moe_intermediate_size": 21, "shared_expert_intermediate_size": 33}),
+            ),
+        ),
+        (
+            "gpt_oss",
+            with(
+                base("gpt_oss"),
+                json!({"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 6,
+                    "layer_types": ["sliding_attention", "full_attention"], "attention_bias": true}),
+            ),
+        ),
+        (
+            "deepseek_v3",
+            with(
+                with(base("deepseek_v3"), json!({"num_key_value_heads": 6, "head_dim": null})),
+                json!({"q_lora_rank": 31, "kv_lora_rank": 23, "qk_nope_head_dim": 9, "qk_rope_head_dim": 4,
+                    "v_head_dim": 7, "n_routed_experts": 6, "n_group": 2, "topk_group": 1,
+                    "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1,
+                    "first_k_dense_replace": 1}),
+            ),
+        ),
         (
             "lfm2",
             with(

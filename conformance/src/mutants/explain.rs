@@ -36,7 +36,7 @@ pub const EXPLAINS: f64 = 3.0;
 pub fn explain(at: Site, call: &Call<Bounded>, subject: &Tensor, contract: &Contract) -> Option<Explanation> {
     let values: Vec<Tensor> = call.operands().iter().map(|o| o.value.clone()).collect();
     let bare: Vec<Bounded> = values.iter().cloned().map(Bounded::exact).collect();
-    let expected = expect(&call.with(&bare), contract, Truth::Image).ok()?;
+    let expected = expect(at, &call.with(&bare), contract, Truth::Image).ok()?;
     // An element that must be exact still gets the rounding of its own size.
     let spread: Vec<f64> = expected
         .variance
@@ -67,7 +67,7 @@ pub fn explain(at: Site, call: &Call<Bounded>, subject: &Tensor, contract: &Cont
 
 fn replay(mutant: &Mutant, at: Site, call: &Call<Tensor>, contract: &Contract) -> Option<Tensor> {
     let mut honest = Emulate::new(contract);
-    let value = (mutant.apply)(call, at, &History::new(), &mut |call| honest.value(call));
+    let value = (mutant.apply)(call, at, &History::new(), &mut |call| honest.value(at, call));
     honest.check().ok().and(value)
 }
 

@@ -103,7 +103,7 @@ impl Ops for MutantOps<'_> {
     fn run(&mut self, at: Site, call: Call<'_, Tensor>) -> Tensor {
         let honest = &mut self.honest;
         let wrong = if self.selection.covers(at) {
-            (self.selection.mutant.apply)(&call, at, &self.history, &mut |call| honest.value(call))
+            (self.selection.mutant.apply)(&call, at, &self.history, &mut |call| honest.value(at, call))
         } else {
             None
         };
@@ -112,7 +112,7 @@ impl Ops for MutantOps<'_> {
                 self.applied.push(at);
                 value
             }
-            None => self.honest.value(&call),
+            None => self.honest.value(at, &call),
         };
         self.history.insert(at, value.clone());
         self.taps.push((at, value.clone()));

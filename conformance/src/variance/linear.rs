@@ -11,6 +11,7 @@ use spec::families::Linear;
 ///
 /// - f32: `V = u²·0.18·(Σ p² + Σ s²) + ulp(R)²/12` over products p and partial sums s (the last of
 ///   which is the result): unfused, left to right.
+/// - host: sums in any order, so a bound rather than a model.
 /// - int8 with known input: `R = Σ ca·cw · sA · sW` on the codes, and only the two f32 roundings
 ///   remain. With an input that carries error, or judged with the package's weights:
 ///   `V = sA²/12 · Σ w² + sW²/12 · Σ x²` besides.
@@ -29,6 +30,7 @@ pub fn expect(x: &Bounded, w: &Linear, product: Product, truth: Truth) -> Result
     let input = Input { flat: &flat, tokens, inner, x };
     let columns = match product {
         Product::F32 => f32_columns(&input, w)?,
+        Product::Host => host_columns(&input, w)?,
         Product::Int8 if truth == Truth::Image && x.variance.is_none() => int8_columns(&input, w)?,
         Product::Int8 => int8_spread(&input, w, truth)?,
     };
@@ -40,7 +42,7 @@ pub fn expect(x: &Bounded, w: &Linear, product: Product, truth: Truth) -> Result
         r: gather(|e| e.r),
         variance: gather(|e| e.variance),
         bound: gather(|e| e.bound),
-        calibrated: true,
+        calibrated: product != Product::Host,
     })
 }
 
@@ -124,6 +126,19 @@ fn f32_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinite
         let last = if roundings > 0 { rounding(sum) - MEAN_ROUNDING * U * U * sum * sum } else { 0.0 };
         let variance = (MEAN_ROUNDING * U * U * squares + last).max(0.0);
         Element { r: sum, variance, bound: 1.5 * U * size + ulp(sum) }
+    })
+}
+
+/// Sums in any order: off by at most `u · in · Σ |p|`.
+fn host_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinite> {
+    columns(input, w, |t, _, w| {
+        let (mut sum, mut size) = (0f64, 0f64);
+        for (&x, &w) in input.row(t).iter().zip(w) {
+            sum += f64::from(x) * f64::from(w);
+            size += (f64::from(x) * f64::from(w)).abs();
+        }
+        let bound = U * (input.inner as f64 + 1.0) * size;
+        Element { r: sum, variance: bound * bound / 3.0, bound }
     })
 }
 

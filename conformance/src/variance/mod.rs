@@ -9,6 +9,7 @@
 //! unit in the last place: `V = ulp² / 12`. Errors of inputs are carried by first derivatives.
 
 mod delta;
+mod experts;
 mod host;
 mod linear;
 
@@ -57,6 +58,8 @@ impl Bounded {
     }
 }
 
+pub use experts::{Sent, sent};
+
 /// What an honest subject computes at a site.
 #[derive(Clone, Debug)]
 pub struct Expected {
@@ -94,10 +97,19 @@ pub enum Truth {
     Package,
 }
 
-/// The exact result of a call on the values of its operands, and an honest subject's spread around it.
-pub fn expect(call: &Call<Bounded>, contract: &Contract, truth: Truth) -> Result<Expected, NonFinite> {
-    if let Call::Linear { x, w } = call {
-        return linear::expect(x, w, contract.linear, truth);
+/// The exact result of a call at a site on the values of its operands, and an honest subject's spread around it.
+pub fn expect(
+    at: Site,
+    call: &Call<Bounded>,
+    contract: &Contract,
+    truth: Truth,
+) -> Result<Expected, NonFinite> {
+    match call {
+        Call::Linear { x, w } => return linear::expect(x, w, contract.product_at(at), truth),
+        Call::ExpertLinear { x, index, experts } => {
+            return experts::expect(x, &index.value, experts, contract.product_at(at), truth);
+        }
+        _ => {}
     }
     let operands: Vec<&Bounded> = call.operands();
     let values: Vec<Tensor> = operands.iter().map(|o| o.value.clone()).collect();
@@ -141,7 +153,7 @@ impl Ops for Variance<'_> {
     type Tensor = Bounded;
 
     fn run(&mut self, at: Site, call: Call<'_, Bounded>) -> Bounded {
-        match expect(&call, self.contract, self.truth) {
+        match expect(at, &call, self.contract, self.truth) {
             Ok(expected) => {
                 (self.at_site)(at, &expected);
                 let value = expected.r.mapv(|v| v as f32).into_shared();

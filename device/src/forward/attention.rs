@@ -115,7 +115,7 @@ impl GroupedAttention {
                 let mut q = half(0);
                 pass.value("q_split", &[heads, dim], &mut q);
                 let mut logits = half(1);
-                pass.value("attn_gate", &[heads * dim], &mut logits);
+                pass.value("attn_gate", &[heads, dim], &mut logits);
                 gate = Some(logits);
                 [q, k, v]
             }

@@ -1,5 +1,5 @@
 //! Decoders with grouped-query attention: llama, mistral, qwen2, qwen3, smollm3, granite, minicpm, phi3,
-//! olmo2, and with experts qwen3_moe and glm4_moe.
+//! olmo2, and with experts qwen3_moe, glm4_moe and gpt_oss.
 //!
 //! ```text
 //! x₀ = m_embed · E[id]
@@ -13,6 +13,7 @@
 
 use super::attention::{self, GroupedAttention, Inputs, Projections};
 use super::feed_forward::FeedForward;
+use super::moe::{ExpertActivation, Routed};
 use super::{Program, Shape, blocks};
 use crate::DeviceError;
 use crate::host::act::{add, add_scaled, scale};
@@ -21,6 +22,7 @@ use crate::launcher::Source;
 use crate::pass::Pass;
 use crate::resident::Key;
 use spec::families::decoder::{AttentionWeights, DecoderConfig, DecoderWeights, LayerConfig};
+use spec::families::gpt_oss::{GptOssConfig, GptOssWeights};
 use spec::families::moe_decoder::{MoeDecoderConfig, MoeDecoderWeights};
 use spec::families::olmo2::Olmo2Weights;
 use spec::families::phi3::Phi3Weights;
@@ -118,6 +120,26 @@ impl Decoder {
         });
         let layers = layers.collect::<Result<_, DeviceError>>()?;
         let attention = w.layers.iter().enumerate().map(|(i, w)| apart(&c.decoder, i, &w.attention));
+        Self::with(&c.decoder, w.ends.clone(), attention.collect(), layers)
+    }
+
+    pub fn gpt_oss(c: &GptOssConfig, w: &GptOssWeights) -> Result<Self, DeviceError> {
+        let activation =
+            ExpertActivation::Clamped { alpha: c.swiglu_alpha as f32, limit: c.swiglu_limit as f32 };
+        let layers = w.layers.iter().map(|w| {
+            let routed = Routed::new(&c.router, &w.router, None, &w.experts, activation)?;
+            Ok(Layer {
+                before: [Some(w.input_layernorm.clone()), Some(w.post_attention_layernorm.clone())],
+                after: [None, None],
+                feed_forward: FeedForward::Experts { routed, shared: None },
+            })
+        });
+        let layers = layers.collect::<Result<_, DeviceError>>()?;
+        let attention = w
+            .layers
+            .iter()
+            .enumerate()
+            .map(|(i, w)| Projections { sinks: Some(w.sinks.clone()), ..apart(&c.decoder, i, &w.attention) });
         Self::with(&c.decoder, w.ends.clone(), attention.collect(), layers)
     }
 

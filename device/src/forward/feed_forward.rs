@@ -6,6 +6,7 @@ use crate::DeviceError;
 use crate::launcher::Source;
 use crate::pass::Pass;
 use crate::resident::{Group, Key, Role};
+use spec::families::hybrid::{self, HybridConfig};
 use spec::families::moe::Router;
 use spec::families::{Activation, Linear, Mlp, moe_decoder};
 
@@ -35,10 +36,10 @@ impl FeedForward {
             moe_decoder::FeedForward::Sparse(w) => FeedForward::Experts {
                 routed: Routed::new(
                     router,
-                    &w.gate.weight,
+                    &w.gate,
                     w.e_score_correction_bias.as_deref(),
                     &w.experts,
-                    activation,
+                    activation.into(),
                 )?,
                 shared: w
                     .shared_experts
@@ -47,6 +48,21 @@ impl FeedForward {
                     .transpose()?,
             },
         })
+    }
+
+    /// The feed-forward of a hybrid: its shared expert has a gate of its own.
+    pub fn hybrid(c: &HybridConfig, w: &hybrid::FeedForward) -> Result<Self, DeviceError> {
+        let activation = Activation::Silu;
+        match (w, &c.moe) {
+            (hybrid::FeedForward::Dense(mlp), _) => Ok(FeedForward::Dense(mlp.clone())),
+            (hybrid::FeedForward::Sparse { gate, experts, shared_expert, shared_expert_gate }, Some(moe)) => {
+                Ok(FeedForward::Experts {
+                    routed: Routed::new(&moe.router, gate, None, experts, activation.into())?,
+                    shared: Some(Shared::new(shared_expert, Some(&shared_expert_gate.weight), activation)?),
+                })
+            }
+            _ => Err(DeviceError::Model { reason: "experts without a router in the config".into() }),
+        }
     }
 
     pub fn images(&self, i: usize) -> Vec<(Key, Source)> {

@@ -53,7 +53,7 @@ impl Gemma4 {
         };
         let routed = w.layers.iter().map(|layer| match (&c.moe, &layer.moe) {
             (Some(c4), Some(w)) => {
-                Routed::new(&c4.router, &w.router_proj.weight, None, &w.experts, c.activation).map(Some)
+                Routed::new(&c4.router, &w.router_proj, None, &w.experts, c.activation.into()).map(Some)
             }
             _ => Ok(None),
         });

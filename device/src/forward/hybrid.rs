@@ -1,4 +1,4 @@
-//! Hybrids of the gated delta rule and gated softmax attention: qwen3_next, qwen3_5.
+//! Hybrids of the gated delta rule and gated softmax attention: qwen3_next, qwen3_5, qwen3_5_moe.
 //!
 //! ```text
 //! q | k | v = silu(conv(W h))      S ← e^γ S + k̂ (β (v − e^γ Sᵀk̂))ᵀ      core = Sᵀ q̂
@@ -8,6 +8,7 @@
 //! ```
 
 use super::attention::{self, GroupedAttention, Inputs, Projections};
+use super::feed_forward::FeedForward;
 use super::{Program, Shape, blocks};
 use crate::DeviceError;
 use crate::host::act::{add, gate};
@@ -29,6 +30,7 @@ pub(crate) struct Hybrid {
     attention: GroupedAttention,
     /// One a layer with a delta rule.
     states: Vec<Option<LinearState>>,
+    feed_forwards: Vec<FeedForward>,
 }
 
 /// What a delta-rule layer remembers.
@@ -89,7 +91,9 @@ impl Hybrid {
                 delta: DeltaState::new(heads),
             }),
         });
-        Ok(Self { c: c.clone(), w: w.clone(), attention, states: states.collect() })
+        let feed_forwards = w.layers.iter().map(|layer| FeedForward::hybrid(c, &layer.mlp));
+        let feed_forwards = feed_forwards.collect::<Result<_, _>>()?;
+        Ok(Self { c: c.clone(), w: w.clone(), attention, states: states.collect(), feed_forwards })
     }
 
     /// `gdn_qkv`, `gdn_z`, `gdn_b` and `gdn_a`, out of either layout.
@@ -215,8 +219,7 @@ impl Program for Hybrid {
                     &[("attn_out", &w.out_proj)],
                 ));
             }
-            let mlp = &layer.mlp;
-            sources.extend(blocks::feed_forward_images(i, &mlp.gate_proj, &mlp.up_proj, &mlp.down_proj));
+            sources.extend(self.feed_forwards[i].images(i));
         }
         sources
     }
@@ -238,7 +241,7 @@ impl Program for Hybrid {
         pass.value("resid_mid", &hidden, x);
         let mut h = rms_norm(x, &w.post_attention_layernorm, eps);
         pass.value("mlp_norm", &hidden, &mut h);
-        let mlp = blocks::feed_forward(&h, c.intermediate_size, Activation::Silu, pass)?;
+        let mlp = self.feed_forwards[i].run(&h, Activation::Silu, pass)?;
         add(x, &mlp);
         pass.value("out", &hidden, x);
         Ok(())

@@ -3,6 +3,7 @@
 mod attention;
 mod blocks;
 mod decoder;
+mod deepseek;
 mod feed_forward;
 mod gemma;
 mod gemma4;
@@ -111,6 +112,8 @@ pub(crate) fn program(config: &Config, weights: &Weights) -> Result<Box<dyn Prog
         (Config::Phi3(c), Weights::Phi3(w)) => Ok(Box::new(decoder::Decoder::phi3(c, w)?)),
         (Config::Olmo2(c), Weights::Olmo2(w)) => Ok(Box::new(decoder::Decoder::olmo2(c, w)?)),
         (Config::MoeDecoder(c), Weights::MoeDecoder(w)) => Ok(Box::new(decoder::Decoder::moe(c, w)?)),
+        (Config::GptOss(c), Weights::GptOss(w)) => Ok(Box::new(decoder::Decoder::gpt_oss(c, w)?)),
+        (Config::Deepseek(c), Weights::Deepseek(w)) => Ok(Box::new(deepseek::Deepseek::new(c, w)?)),
         (Config::Hybrid(c), Weights::Hybrid(w)) => Ok(Box::new(hybrid::Hybrid::new(c, w)?)),
         (Config::Lfm2(c), Weights::Lfm2(w)) => Ok(Box::new(lfm2::Lfm2::new(c, w)?)),
         (Config::Gemma(c), Weights::Gemma(w)) => Ok(Box::new(gemma::Gemma::new(c, w)?)),

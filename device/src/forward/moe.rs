@@ -9,7 +9,7 @@
 
 use super::blocks::image;
 use crate::DeviceError;
-use crate::host::act::gate_times_up;
+use crate::host::act::{add, clamped_swiglu, gate_times_up, scale};
 use crate::host::math::sigmoid;
 use crate::host::router::{linear, route};
 use crate::launcher::{Part, Source};
@@ -27,8 +27,35 @@ pub(super) struct Routed {
     weight: Vec<f32>,
     /// `[experts]`: added to the scores that choose.
     correction: Option<Vec<f32>>,
+    /// `[experts]`: added to the logits.
+    bias: Option<Vec<f32>>,
     experts: Experts,
-    activation: Activation,
+    activation: ExpertActivation,
+}
+
+/// How an expert's gate and up meet.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ExpertActivation {
+    /// `act(gate) · up`
+    Gated(Activation),
+    /// `g = min(gate, limit)`, `u = clamp(up, ±limit)`: `(u + 1) · g · σ(alpha · g)`
+    Clamped { alpha: f32, limit: f32 },
+}
+
+impl From<Activation> for ExpertActivation {
+    fn from(activation: Activation) -> Self {
+        ExpertActivation::Gated(activation)
+    }
+}
+
+impl ExpertActivation {
+    /// `fused` is `[rows, 2 · inner]`, gates first.
+    fn apply(self, fused: &[f32], inner: usize) -> Vec<f32> {
+        match self {
+            ExpertActivation::Gated(activation) => gate_times_up(fused, inner, activation),
+            ExpertActivation::Clamped { alpha, limit } => clamped_swiglu(fused, inner, alpha, limit),
+        }
+    }
 }
 
 /// What a layer's rows are sent to.
@@ -42,14 +69,15 @@ pub(super) struct Choice {
 impl Routed {
     pub fn new(
         router: &Router,
-        weight: &Matrix,
+        weight: &Linear,
         correction: Option<&[f32]>,
         experts: &Experts,
-        activation: Activation,
+        activation: ExpertActivation,
     ) -> Result<Self, NonFinite> {
         Ok(Self {
             router: *router,
-            weight: weight.to_values()?,
+            weight: weight.weight.to_values()?,
+            bias: weight.bias.as_ref().map(|bias| bias.to_vec()),
             correction: correction.map(<[f32]>::to_vec),
             experts: experts.clone(),
             activation,
@@ -77,6 +105,9 @@ impl Routed {
     pub fn logits(&self, h: &[f32], pass: &mut Pass) -> Vec<f32> {
         let hidden = self.weight.len() / self.router.num_experts;
         let mut logits = linear(h, &self.weight, hidden);
+        if let Some(bias) = &self.bias {
+            logits.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
+        }
         pass.value("router_logits", &[self.router.num_experts], &mut logits);
         logits
     }
@@ -127,7 +158,7 @@ impl Routed {
                 })
             };
             let fused = launch(Role::ExpertGateUp, &rows)?;
-            let act = gate_times_up(&fused, inner, self.activation);
+            let act = self.activation.apply(&fused, inner);
             let out = launch(Role::ExpertDown, &act)?;
             for (n, &slot) in sent.iter().enumerate() {
                 outs[slot * hidden..][..hidden].copy_from_slice(&out[n * hidden..][..hidden]);
@@ -186,17 +217,16 @@ impl Shared {
         let mut act = gate_times_up(&fused, inner, self.activation);
         pass.value("shared_act", &[inner], &mut act);
         let [out] = pass.parts(Role::SharedDown, &act)?;
-        let gates = match &self.gate {
-            None => vec![1.0; pass.rows()],
-            Some(gate) => {
-                let mut logits = linear(h, gate, hidden);
-                pass.value("shared_gate", &[1], &mut logits);
-                logits.into_iter().map(sigmoid).collect()
+        let mut out = out;
+        if let Some(gate) = &self.gate {
+            let mut logits = linear(h, gate, hidden);
+            pass.value("shared_gate", &[1], &mut logits);
+            for (out, logit) in out.chunks_exact_mut(hidden).zip(logits) {
+                scale(out, sigmoid(logit));
             }
-        };
-        for ((sum, out), gate) in sum.chunks_exact_mut(hidden).zip(out.chunks_exact(hidden)).zip(gates) {
-            sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += gate * out);
+            pass.value("shared_gated", &[hidden], &mut out);
         }
+        add(sum, &out);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! The gate of a feed-forward, and additions to the residual stream.
 
 use super::GRAIN;
-use super::math::{gelu_tanh, silu};
+use super::math::{gelu_tanh, sigmoid, silu};
 use rayon::prelude::*;
 use spec::families::Activation;
 
@@ -36,6 +36,20 @@ pub fn gate(x: &mut [f32], by: &[f32], activation: Activation) {
     }
 }
 
+/// `y = (u + 1) · g · σ(alpha · g)` with `g = min(gate, limit)` and `u` the up held within `±limit`.
+///
+/// `fused` is `[rows, 2 · inner]` with the gate's columns first; the result is `[rows, inner]`.
+pub fn clamped_swiglu(fused: &[f32], inner: usize, alpha: f32, limit: f32) -> Vec<f32> {
+    let mut y = Vec::with_capacity(fused.len() / 2);
+    for row in fused.chunks_exact(2 * inner) {
+        y.extend(row[..inner].iter().zip(&row[inner..]).map(|(gate, up)| {
+            let gate = gate.min(limit);
+            (up.clamp(-limit, limit) + 1.0) * (gate * sigmoid(alpha * gate))
+        }));
+    }
+    y
+}
+
 /// `x[i] += branch[i]`
 pub fn add(x: &mut [f32], branch: &[f32]) {
     debug_assert_eq!(x.len(), branch.len(), "add: lengths");
@@ -65,5 +79,13 @@ mod tests {
         // gelu_tanh(1) = 0.841192
         let y = gate_times_up(&[1.0, 3.0], 1, Activation::GeluTanh);
         assert!((y[0] - 2.523_576).abs() < 1e-5, "{y:?}");
+    }
+
+    // Gate 9 and up -9 are cut to 2 and -2: (-2 + 1) · 2 · σ(1 · 2) = -2 · 0.880797. Gate -3 is not cut:
+    // (0.5 + 1) · -3 · σ(-3) = -4.5 · 0.047426.
+    #[test]
+    fn clamped_swiglu_by_hand() {
+        let y = clamped_swiglu(&[9.0, -3.0, -9.0, 0.5], 2, 1.0, 2.0);
+        assert!((y[0] + 1.761_594).abs() < 1e-5 && (y[1] + 0.213_416).abs() < 1e-5, "{y:?}");
     }
 }
