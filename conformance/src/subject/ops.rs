@@ -184,6 +184,9 @@ impl Ops for Handing<'_> {
     }
 }
 
+/// An op with its inputs, absent ones among them, and its numbers.
+type Parts = (&'static str, Vec<Option<Input>>, Vec<(&'static str, f64)>);
+
 /// A call as plain arrays, for the ops that kernels outside may have.
 ///
 /// | op | inputs | numbers |
@@ -201,7 +204,7 @@ impl Ops for Handing<'_> {
 ///
 /// `attention` joins three calls and is made by [`attention`].
 pub fn plain_call(call: &Call<Tensor>, output: &[usize]) -> Option<(&'static str, OpCall)> {
-    let (op, inputs, numbers): (&'static str, Vec<Option<Input>>, Vec<(&str, f64)>) = match call {
+    let (op, inputs, numbers): Parts = match call {
         Call::Linear { x, w } => {
             let values = w.weight.to_values().ok()?;
             let weight = Input { name: "w".into(), shape: vec![w.weight.out(), w.weight.inner()], values };
