@@ -8,6 +8,7 @@
 //! from the formats of the contract and the data. A rounding to nearest is a uniform error of one
 //! unit in the last place: `V = ulp² / 12`. Errors of inputs are carried by first derivatives.
 
+mod block;
 mod delta;
 mod experts;
 mod host;
