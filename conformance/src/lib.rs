@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ab;
 pub mod cli;
 pub mod contract;
 pub mod dumping;
@@ -15,5 +16,6 @@ pub mod passes;
 pub mod record;
 pub mod report;
 pub mod subject;
+pub mod topk_gate;
 pub mod variance;
 pub mod verify;

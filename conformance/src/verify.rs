@@ -11,8 +11,9 @@ use crate::record::Record;
 use crate::subject::{
     CostPerToken, DumpSubject, MutantSubject, OpenedDump, Remarks, Subject, SubjectError, SubjectSpec,
 };
+use crate::topk_gate;
 use crate::variance::{Bounded, Truth, Variance};
-use golden::Dump;
+use golden::{Dump, TopK, TopKRun};
 use reference::{Model, Plain, Tensor};
 use serde::Serialize;
 use spec::{Config, NonFinite, Site, Weights};
@@ -48,6 +49,8 @@ pub struct Loaded {
     pub model: Model,
     /// Its golden, where it has one.
     pub golden: Option<Dump>,
+    /// Its top-k golden, where it is a real model that has one.
+    pub topk: Option<TopK>,
 }
 
 /// Why a package cannot be verified at all.
@@ -315,6 +318,7 @@ pub fn verify(
         positions: Vec::new(),
     };
 
+<<<<<<< HEAD
     let mut dump = match (options.subject, options.mutate) {
         (SubjectSpec::Dump(spec), None) => {
             let opened = spec.open().map_err(|error| VerifyError::Subject(error.to_string()))?;
@@ -325,6 +329,16 @@ pub fn verify(
     let given = passes_of(golden, dump.as_ref());
     let steps = dump.as_ref().map_or(options.steps, |dump| dump.run.steps);
     let (passes, logits) = free_run(loaded, prompt, given, steps).map_err(weights_at_fault)?;
+=======
+    let topk = loaded.topk.as_ref().and_then(|topk| topk.runs.iter().find(|run| run.prompt == prompt));
+    let given = golden.map(golden_gate::passes_of).or_else(|| topk.map(topk_gate::passes_of));
+    let (passes, logits) = free_run(loaded, prompt, given, options.steps).map_err(weights_at_fault)?;
+>>>>>>> main
+
+    let reference = || match topk {
+        Some(run) => Ok(topk_part(loaded, run, &passes, &logits)),
+        None => reference_part(&loaded.model, golden),
+    };
 
     let mut mutant = options.mutate.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
     let mut other: Box<dyn Subject + '_>;
@@ -348,7 +362,7 @@ pub fn verify(
                 SubjectError::Unusable(reason) => return Err(VerifyError::Subject(reason)),
             };
             result.reason = Some(error.to_string());
-            result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
+            result.reference = reference().map_err(weights_at_fault)?;
             return Ok(result);
         }
     };
@@ -362,7 +376,7 @@ pub fn verify(
             needs: selection.mutant.needs,
         });
     }
-    result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
+    result.reference = reference().map_err(weights_at_fault)?;
     result.cost = ran.cost;
     let remarks = &mut ran.remarks;
     result.unmatched = std::mem::take(&mut remarks.unmatched);
@@ -409,6 +423,28 @@ fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResul
             taps: Some(gate.sites.len()),
             reason: (!gate.passes()).then(|| gate_reason(&gate)),
         }),
+    }
+}
+
+/// The reference against the tokens and best logits of a real model.
+fn topk_part(loaded: &Loaded, run: &TopKRun, passes: &[Pass], logits: &[Vec<f32>]) -> ReferenceResult {
+    let gate = topk_gate::compare(run, passes, logits, loaded.config.vocab_size());
+    let reason = format!(
+        "reference and golden differ: {} of {} tokens equal, logits at {} {:.1} times their limit of {}",
+        gate.argmax_equal.0,
+        gate.argmax_equal.1,
+        gate.worst.0,
+        gate.worst.1,
+        topk_gate::LIMIT
+    );
+    ReferenceResult {
+        verdict: if gate.passes() { Verdict::Passed } else { Verdict::Broken },
+        golden: loaded.topk.as_ref().map_or(String::new(), |topk| topk.model.clone()),
+        argmax_equal: Some(gate.argmax_equal),
+        kl_max: None,
+        reason: (!gate.passes()).then_some(reason),
+        taps: Some(gate.compared),
+        worst: Some(WorstSite { site: gate.worst.0, ratio: gate.worst.1 }),
     }
 }
 

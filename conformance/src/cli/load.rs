@@ -1,10 +1,11 @@
 //! Opening packages and prompts.
 
 use super::CliError;
+use crate::goldens::own_goldens;
 use crate::verify::Loaded;
 use fixtures::Package;
 use fixtures::random::SplitMix64;
-use golden::Dump;
+use golden::{Dump, TopK};
 use reference::Model;
 use spec::{Config, Weights};
 use std::path::Path;
@@ -15,7 +16,13 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
     let parsed = Config::parse(package.config(), allowed)
         .map_err(|source| CliError::Config { package: package.name().to_string(), source })?;
     let weights = Weights::load(&parsed.config, package.tensors())?;
+    let topk = match golden {
+        Some(path) if TopK::is_topk(path) => Some(TopK::open(path)?),
+        Some(_) => None,
+        None => real_golden(&package)?,
+    };
     let golden = match golden {
+        Some(path) if TopK::is_topk(path) => None,
         Some(path) => Some(Dump::open(path)?),
         None => package.golden_json().and_then(|file| file.parent().map(Dump::open)).transpose()?,
     };
@@ -30,7 +37,26 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
         config: parsed.config,
         weights,
         golden,
+        topk,
     })
+}
+
+/// The repository's top-k golden of exactly this GGUF file, if there is one.
+fn real_golden(package: &Package) -> Result<Option<TopK>, CliError> {
+    let files = package.files();
+    let [(_, file)] = &files[..] else { return Ok(None) };
+    let Ok(entries) = std::fs::read_dir(own_goldens().join("real")) else { return Ok(None) };
+    if file.extension().is_none_or(|extension| extension != "gguf") {
+        return Ok(None);
+    }
+    let found = golden::sha256_file(file)?;
+    for entry in entries.flatten().filter(|entry| TopK::is_topk(entry.path())) {
+        let topk = TopK::open(entry.path())?;
+        if topk.gguf_sha256 == found {
+            return Ok(Some(topk));
+        }
+    }
+    Ok(None)
 }
 
 /// Refuses a golden that was made from other weights.

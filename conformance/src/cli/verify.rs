@@ -88,7 +88,10 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
             (Some(file), _) => (prompts(file, &loaded.config, args.tokens)?, false),
             (None, _) if !own.is_empty() => (own, false),
             (None, Some(golden)) => (vec![golden.manifest().prompt.clone()], false),
-            (None, None) => (vec![seeded_prompt(&loaded.config)], true),
+            (None, None) => match &loaded.topk {
+                Some(topk) => (topk.runs.iter().map(|run| run.prompt.clone()).collect(), false),
+                None => (vec![seeded_prompt(&loaded.config)], true),
+            },
         };
         for (n, prompt) in prompts.iter().enumerate() {
             let mut result = verify(&loaded, prompt, &options, repro())?;

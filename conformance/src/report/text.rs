@@ -144,14 +144,16 @@ fn beside(text: &mut String, result: &PackageResult) -> std::fmt::Result {
 fn reference(text: &mut String, result: &PackageResult) -> std::fmt::Result {
     let part = &result.reference;
     write!(text, "  reference  {} · golden {}", painted(part.verdict), part.golden)?;
-    if let (Some((equal, all)), Some(kl), Some(worst), Some(taps)) =
-        (part.argmax_equal, part.kl_max, &part.worst, part.taps)
-    {
+    if let (Some((equal, all)), Some(worst), Some(taps)) = (part.argmax_equal, &part.worst, part.taps) {
+        let what = if part.kl_max.is_some() { "taps" } else { "logits" };
         write!(
             text,
-            " · {taps} taps, worst {} at {:.2} of its limit · argmax equal at {equal} of {all} positions · KL at most {kl:.1e}",
+            " · {taps} {what}, worst {} at {:.2} of its limit · argmax equal at {equal} of {all} positions",
             worst.site, worst.ratio
         )?;
+    }
+    if let Some(kl) = part.kl_max {
+        write!(text, " · KL at most {kl:.1e}")?;
     }
     writeln!(text)
 }

@@ -281,6 +281,8 @@ fn attention(
     let window = match mask.reach {
         Reach::Causal => 0,
         Reach::Window(width) => width,
+        // Reach beyond a token's own position: no kernel outside is asked for it.
+        Reach::All | Reach::TwoSided(_) => return None,
     };
     // Without norm and rotation queries and keys come as rows; the cache says how wide a head is.
     let width = k.shape()[2];
