@@ -318,7 +318,6 @@ pub fn verify(
         positions: Vec::new(),
     };
 
-<<<<<<< HEAD
     let mut dump = match (options.subject, options.mutate) {
         (SubjectSpec::Dump(spec), None) => {
             let opened = spec.open().map_err(|error| VerifyError::Subject(error.to_string()))?;
@@ -326,15 +325,14 @@ pub fn verify(
         }
         _ => None,
     };
-    let given = passes_of(golden, dump.as_ref());
-    let steps = dump.as_ref().map_or(options.steps, |dump| dump.run.steps);
-    let (passes, logits) = free_run(loaded, prompt, given, steps).map_err(weights_at_fault)?;
-=======
     let topk = loaded.topk.as_ref().and_then(|topk| topk.runs.iter().find(|run| run.prompt == prompt));
     let given = golden.map(golden_gate::passes_of).or_else(|| topk.map(topk_gate::passes_of));
-    let (passes, logits) = free_run(loaded, prompt, given, options.steps).map_err(weights_at_fault)?;
->>>>>>> main
+    let given = passes_of(given, dump.as_ref());
+    let steps = dump.as_ref().map_or(options.steps, |dump| dump.run.steps);
+    let (passes, logits) = free_run(loaded, prompt, given, steps).map_err(weights_at_fault)?;
 
+    // A dump may have gone on from other ids than the golden: then the golden says nothing about this run.
+    let topk = topk.filter(|run| topk_gate::passes_of(run).starts_with(&passes));
     let reference = || match topk {
         Some(run) => Ok(topk_part(loaded, run, &passes, &logits)),
         None => reference_part(&loaded.model, golden),
@@ -516,12 +514,12 @@ fn run_of(opened: Vec<OpenedDump>, prompt: &[u32]) -> Result<OpenedDump, String>
     })
 }
 
-/// The passes to run: those of a dump that is judged, else those of the golden, as many as there are.
-fn passes_of(golden: Option<&Dump>, dump: Option<&OpenedDump>) -> Option<Vec<Pass>> {
-    let of_golden = golden.map(golden_gate::passes_of);
-    let Some(dump) = dump else { return of_golden };
+/// The passes to run: those of a dump that is judged, else those that the golden gives, as many as the
+/// dump has.
+fn passes_of(given: Option<Vec<Pass>>, dump: Option<&OpenedDump>) -> Option<Vec<Pass>> {
+    let Some(dump) = dump else { return given };
     dump.run.passes().or_else(|| {
-        let mut passes = of_golden?;
+        let mut passes = given?;
         (passes.len() > dump.run.steps).then(|| {
             passes.truncate(dump.run.steps + 1);
             passes

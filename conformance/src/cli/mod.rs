@@ -58,17 +58,14 @@ enum Verb {
     Diff(diff::Args),
     /// Review changed goldens one by one, with a reason.
     Accept(accept::Args),
-<<<<<<< HEAD
+    /// Do two arms give the same bytes, and which is cheaper?
+    Ab(ab::Args),
     /// Runs a library under test in this process, for the judge that started it.
     #[command(name = crate::subject::library::SERVE, hide = true)]
     ServePlugin {
         /// The library.
         library: PathBuf,
     },
-=======
-    /// Do two arms give the same bytes, and which is cheaper?
-    Ab(ab::Args),
->>>>>>> main
 }
 
 /// What a verb has to say, and the exit code that goes with it.
@@ -94,11 +91,8 @@ pub fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(args, cli.format),
         Verb::Diff(args) => diff::run(args, cli.format),
         Verb::Accept(args) => accept::run(args, cli.format),
-<<<<<<< HEAD
-        Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
-=======
         Verb::Ab(args) => ab::run(args, cli.format),
->>>>>>> main
+        Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),
