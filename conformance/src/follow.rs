@@ -40,6 +40,11 @@ pub struct Follow<'a> {
     pub results: Vec<SiteResult>,
     /// Sites of the reference that the subject does not expose.
     pub not_exposed: Vec<Site>,
+    /// Judged sites behind sites that the subject does not expose, each with the last exposed site before
+    /// it in the order of the data flow: what was judged is all that lies between the two.
+    pub spans: Vec<(Site, Option<Site>)>,
+    /// The last exposed site, and whether sites behind it were not exposed.
+    gap: (Option<Site>, bool),
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
     error: Option<NonFinite>,
@@ -68,6 +73,8 @@ impl<'a> Follow<'a> {
             images: &[],
             results,
             not_exposed,
+            spans: Vec::new(),
+            gap: (None, false),
             explanation: None,
             error: None,
         }
@@ -102,7 +109,14 @@ impl<'a> Follow<'a> {
             return;
         }
         let values: Vec<f32> = subject.iter().copied().collect();
-        let result = judge(&name, subject.shape(), &values, expected, &self.budget);
+        let mut result = match missing_rows(subject, expected) {
+            0 => judge(&name, subject.shape(), &values, expected, &self.budget),
+            missing => judge(&name, subject.shape(), &values, &expected.from_row(missing), &self.budget),
+        };
+        result.shift_rows(missing_rows(subject, expected));
+        if let (before, true) = self.gap {
+            self.spans.push((at, before));
+        }
         if result.verdict == crate::judge::Verdict::Failed && self.explain {
             self.explain = false;
             self.explanation = explain(at, call, subject, self.contract);
@@ -128,16 +142,40 @@ impl Ops for Follow<'_> {
         match self.taps.get(&at) {
             Some(subject) => {
                 self.compare(at, &call, subject, &expected);
+                self.gap = (Some(at), false);
                 if self.view == View::Own {
-                    return Bounded::exact(subject.clone());
+                    return continued(subject, expected);
                 }
             }
-            None => self.not_exposed.push(at),
+            None => {
+                self.not_exposed.push(at);
+                self.gap.1 = true;
+            }
         }
         let value = expected.r.mapv(|v| v as f32).into_shared();
         let exact = expected.variance.iter().all(|&v| v == 0.0);
         Bounded { value, variance: (!exact).then(|| expected.variance.into_shared()) }
     }
+}
+
+/// How many of the first rows the subject does not show.
+fn missing_rows(subject: &Tensor, expected: &Expected) -> usize {
+    let rows = |shape: &[usize]| shape.first().copied().unwrap_or(0);
+    rows(expected.r.shape()).saturating_sub(rows(subject.shape()))
+}
+
+/// What the next op reads: the subject's value, exactly; the reference's with its variance in rows that the
+/// subject does not show.
+fn continued(subject: &Tensor, expected: Expected) -> Bounded {
+    let missing = missing_rows(subject, &expected);
+    if missing == 0 {
+        return Bounded::exact(subject.clone());
+    }
+    let shown = ndarray::Slice::from(missing..);
+    let (mut value, mut variance) = (expected.r.mapv(|v| v as f32), expected.variance);
+    value.slice_axis_mut(ndarray::Axis(0), shown).assign(subject);
+    variance.slice_axis_mut(ndarray::Axis(0), shown).fill(0.0);
+    Bounded { value: value.into_shared(), variance: Some(variance.into_shared()) }
 }
 
 /// How many tests a run over these taps makes.

@@ -63,6 +63,12 @@ enum Verb {
     Draft(draft::Args),
     /// Do two arms give the same bytes, and which is cheaper?
     Ab(ab::Args),
+    /// Runs a library under test in this process, for the judge that started it.
+    #[command(name = crate::subject::library::SERVE, hide = true)]
+    ServePlugin {
+        /// The library.
+        library: PathBuf,
+    },
 }
 
 /// What a verb has to say, and the exit code that goes with it.
@@ -90,6 +96,7 @@ pub fn main() -> ExitCode {
         Verb::Accept(args) => accept::run(args, cli.format),
         Verb::Draft(args) => draft::run(args, cli.format),
         Verb::Ab(args) => ab::run(args, cli.format),
+        Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),

@@ -8,6 +8,9 @@ use std::fmt::Write;
 /// How many sites a table shows.
 const WORST: usize = 5;
 
+/// How many spans of sites a report shows.
+const SPANS: usize = 4;
+
 /// The report of `verify`: a paragraph and a table of the worst sites a package, then the verdict.
 pub fn verify(results: &[PackageResult], cost: bool) -> String {
     let mut text = String::new();
@@ -48,6 +51,7 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
             )?;
         }
     }
+    beside(text, result)?;
     if result.sites.is_empty() {
         return writeln!(text, "  again      {}", result.repro);
     }
@@ -107,6 +111,32 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
             "  cost       a step decodes {} bytes of weights, streams {} bytes of images in {} launches",
             cost.dequantised_bytes_per_token, cost.streamed_bytes_per_token, cost.launches_per_token
         )?;
+    }
+    Ok(())
+}
+
+/// What the subject showed beside its sites: notes, what could not be matched, what was judged as one.
+fn beside(text: &mut String, result: &PackageResult) -> std::fmt::Result {
+    for note in &result.notes {
+        writeln!(text, "  note       {note}")?;
+    }
+    for problem in &result.problems {
+        writeln!(text, "  unusable   {problem}")?;
+    }
+    if !result.unmatched.is_empty() {
+        writeln!(
+            text,
+            "  unmatched  {} of its names: {}",
+            result.unmatched.len(),
+            result.unmatched.join(", ")
+        )?;
+    }
+    for span in result.spans.iter().take(SPANS) {
+        let from = span.from.as_deref().unwrap_or("the tokens");
+        writeln!(text, "  span       judged from {from} to {}", span.to)?;
+    }
+    if result.spans.len() > SPANS {
+        writeln!(text, "             and {} more spans", result.spans.len() - SPANS)?;
     }
     Ok(())
 }

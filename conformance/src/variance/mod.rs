@@ -75,6 +75,19 @@ pub struct Expected {
     pub calibrated: bool,
 }
 
+impl Expected {
+    /// The same for rows from `first` on.
+    pub fn from_row(&self, first: usize) -> Expected {
+        let rows = |x: &ArrayD<f64>| x.slice_axis(ndarray::Axis(0), ndarray::Slice::from(first..)).to_owned();
+        Expected {
+            r: rows(&self.r),
+            variance: rows(&self.variance),
+            bound: rows(&self.bound),
+            calibrated: self.calibrated,
+        }
+    }
+}
+
 /// Which truth a matrix product is judged with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Truth {
