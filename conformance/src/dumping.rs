@@ -3,9 +3,8 @@
 use crate::golden_gate::argmax;
 use crate::mutants::matches;
 use crate::passes::Pass;
-use crate::subject::{NpuSubject, ReferenceSubject, Subject, SubjectError, SubjectSpec};
+use crate::subject::{SubjectError, SubjectSpec};
 use crate::verify::Loaded;
-use device::Switches;
 use golden::{DumpError, DumpWriter, Manifest, Origin};
 use spec::Site;
 use spec::site::SITES;
@@ -47,12 +46,8 @@ pub enum DumpingError {
 /// Runs one prompt, pass by pass, and writes its dump whole or not at all; the number of taps.
 pub fn write(loaded: &Loaded, model_hash: &str, run: &Run, target: &Path) -> Result<usize, DumpingError> {
     let failed = |source| DumpingError::Subject { package: loaded.name.clone(), source };
-    let mut subject: Box<dyn Subject + '_> = match run.subject {
-        SubjectSpec::Reference => Box::new(ReferenceSubject::new(&loaded.model)),
-        SubjectSpec::Npu(engine) => Box::new(
-            NpuSubject::new(&loaded.config, &loaded.weights, *engine, Switches::default()).map_err(failed)?,
-        ),
-    };
+    let subject = run.subject.build(&loaded.model, &loaded.config, &loaded.weights, run.sites);
+    let mut subject = subject.map_err(failed)?;
     let mut manifest =
         Manifest::new(format!("karat {}", run.subject), Origin::RegressionLock, run.prompt.to_vec());
     manifest.model_hash = Some(model_hash.to_string());
@@ -60,6 +55,7 @@ pub fn write(loaded: &Loaded, model_hash: &str, run: &Run, target: &Path) -> Res
     manifest.rounding = Some(match run.subject {
         SubjectSpec::Reference => "every site once, f64 to f32, to nearest even".to_string(),
         SubjectSpec::Npu(engine) => format!("as the {engine} engine declares; host ops in f32"),
+        other => format!("as {other} does; ops that it does not have once, f64 to f32"),
     });
     manifest.reason = run.reason.map(str::to_string);
     let mut writer = DumpWriter::create(target, manifest)?;

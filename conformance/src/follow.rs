@@ -11,6 +11,9 @@ use reference::{Call, Ops, Tensor};
 use spec::{NonFinite, Site};
 use std::collections::BTreeMap;
 
+/// Rows of an image that are compared at a time, so that no whole matrix is held decoded.
+const IMAGE_ROWS: usize = 256;
+
 /// The values of a subject in one pass.
 pub type PassTaps = BTreeMap<Site, Tensor>;
 
@@ -41,6 +44,11 @@ pub struct Follow<'a> {
     pub results: Vec<SiteResult>,
     /// Sites of the reference that the subject does not expose.
     pub not_exposed: Vec<Site>,
+    /// Judged sites behind sites that the subject does not expose, each with the last exposed site before
+    /// it in the order of the data flow: what was judged is all that lies between the two.
+    pub spans: Vec<(Site, Option<Site>)>,
+    /// The last exposed site, and whether sites behind it were not exposed.
+    gap: (Option<Site>, bool),
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
     /// What the subject computed so far, or the reference where it does not show it.
@@ -71,6 +79,8 @@ impl<'a> Follow<'a> {
             images: &[],
             results,
             not_exposed,
+            spans: Vec::new(),
+            gap: (None, false),
             explanation: None,
             history: History::new(),
             error: None,
@@ -87,15 +97,26 @@ impl<'a> Follow<'a> {
     fn compare_image(&mut self, at: Site, call: &Call<Bounded>) -> Result<(), NonFinite> {
         let Call::Linear { w, .. } = call else { return Ok(()) };
         let Some((_, image)) = self.images.iter().find(|(site, _)| *site == at) else { return Ok(()) };
-        let rule = decoded_image(&w.weight, self.contract.product_at(at))?;
-        let shape = [w.weight.out(), w.weight.inner()];
-        let values = image.to_values()?;
-        let zero = ndarray::ArrayD::zeros(ndarray::IxDyn(&shape));
-        let r = ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&shape), rule).expect("one value a weight");
-        let expected = Expected { r, variance: zero.clone(), bound: zero, calibrated: false };
-        let result = judge(&format!("image.{at}"), &shape, &values, &expected, &self.budget);
-        if result.verdict != crate::judge::Verdict::Passed {
+        let (out, inner) = (w.weight.out(), w.weight.inner());
+        for start in (0..out).step_by(IMAGE_ROWS) {
+            let rows = start..(start + IMAGE_ROWS).min(out);
+            let rule = decoded_image(&w.weight.rows(rows.clone()), self.contract.product_at(at))?;
+            let values = image.rows(rows.clone()).to_values()?;
+            if rule.iter().zip(&values).all(|(rule, value)| *rule == f64::from(*value)) {
+                continue;
+            }
+            let shape = [rows.len(), inner];
+            let zero = ndarray::ArrayD::zeros(ndarray::IxDyn(&shape));
+            let r =
+                ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&shape), rule).expect("one value a weight");
+            let expected = Expected { r, variance: zero.clone(), bound: zero, calibrated: false };
+            let mut result = judge(&format!("image.{at}"), &shape, &values, &expected, &self.budget);
+            result.worst.row += start;
+            if let Some(first) = &mut result.first_wrong {
+                first.row += start;
+            }
             self.results.push(result);
+            break;
         }
         Ok(())
     }
@@ -106,7 +127,14 @@ impl<'a> Follow<'a> {
             return;
         }
         let values: Vec<f32> = subject.iter().copied().collect();
-        let result = judge(&name, subject.shape(), &values, expected, &self.budget);
+        let mut result = match missing_rows(subject, expected) {
+            0 => judge(&name, subject.shape(), &values, expected, &self.budget),
+            missing => judge(&name, subject.shape(), &values, &expected.from_row(missing), &self.budget),
+        };
+        result.shift_rows(missing_rows(subject, expected));
+        if let (before, true) = self.gap {
+            self.spans.push((at, before));
+        }
         if result.verdict == crate::judge::Verdict::Failed && self.explain {
             self.explain = false;
             self.explanation = explain(at, call, subject, self.contract, &self.history);
@@ -132,20 +160,43 @@ impl Ops for Follow<'_> {
         match self.taps.get(&at) {
             Some(subject) => {
                 self.compare(at, &call, subject, &expected);
-                self.history.note(at, &call, subject.clone());
+                self.gap = (Some(at), false);
                 if self.view == View::Own {
-                    return Bounded::exact(subject.clone());
+                    let continued = continued(subject, expected);
+                    self.history.note(at, &call, continued.value.clone());
+                    return continued;
                 }
             }
-            None => self.not_exposed.push(at),
+            None => {
+                self.not_exposed.push(at);
+                self.gap.1 = true;
+            }
         }
         let value = expected.r.mapv(|v| v as f32).into_shared();
-        if !self.taps.contains_key(&at) {
-            self.history.note(at, &call, value.clone());
-        }
+        self.history.note(at, &call, value.clone());
         let exact = expected.variance.iter().all(|&v| v == 0.0);
         Bounded { value, variance: (!exact).then(|| expected.variance.into_shared()) }
     }
+}
+
+/// How many of the first rows the subject does not show.
+fn missing_rows(subject: &Tensor, expected: &Expected) -> usize {
+    let rows = |shape: &[usize]| shape.first().copied().unwrap_or(0);
+    rows(expected.r.shape()).saturating_sub(rows(subject.shape()))
+}
+
+/// What the next op reads: the subject's value, exactly; the reference's with its variance in rows that the
+/// subject does not show.
+fn continued(subject: &Tensor, expected: Expected) -> Bounded {
+    let missing = missing_rows(subject, &expected);
+    if missing == 0 {
+        return Bounded::exact(subject.clone());
+    }
+    let shown = ndarray::Slice::from(missing..);
+    let (mut value, mut variance) = (expected.r.mapv(|v| v as f32), expected.variance);
+    value.slice_axis_mut(ndarray::Axis(0), shown).assign(subject);
+    variance.slice_axis_mut(ndarray::Axis(0), shown).fill(0.0);
+    Bounded { value: value.into_shared(), variance: Some(variance.into_shared()) }
 }
 
 /// How many tests a run over these taps makes.

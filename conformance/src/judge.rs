@@ -394,6 +394,19 @@ fn judge_spread(
 }
 
 impl SiteResult {
+    /// Counts rows from the start of the pass, where only those from `first` on were shown.
+    pub fn shift_rows(&mut self, first: usize) {
+        if first > 0 {
+            self.worst.row += first;
+            if let Some(wrong) = &mut self.first_wrong {
+                wrong.row += first;
+            }
+            if let Some(pattern) = &mut self.pattern {
+                *pattern = format!("of the rows from {first} on: {pattern}");
+            }
+        }
+    }
+
     /// Whether a DRIFT is towards less precision, which fails a run.
     pub fn less_precise(&self) -> bool {
         self.verdict == Verdict::Drift && self.z_rms > 1.0

@@ -2,9 +2,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ab;
 pub mod audit;
 pub mod cli;
 pub mod contract;
+pub mod draft;
 pub mod dumping;
 pub mod emulate;
 pub mod follow;
@@ -16,5 +18,6 @@ pub mod passes;
 pub mod record;
 pub mod report;
 pub mod subject;
+pub mod topk_gate;
 pub mod variance;
 pub mod verify;

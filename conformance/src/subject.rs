@@ -1,5 +1,19 @@
 //! What is under test, and how to run it.
 
+mod align;
+pub mod command;
+pub mod dump;
+pub mod library;
+mod map;
+pub mod names;
+pub mod ops;
+
+pub use command::{CommandKernel, CommandSpec};
+pub use dump::{DumpSpec, DumpSubject, OpenedDump, RunOfDump};
+pub use library::{LibraryKernel, LibraryModel, LibrarySpec};
+pub use map::{MapError, NameMap};
+pub use ops::{Answer, Kernel, OpsSubject};
+
 use crate::contract::Contract;
 use crate::follow::PassTaps;
 use crate::mutants::{MutantOps, Selection};
@@ -8,6 +22,8 @@ use crate::record::Record;
 use device::{DeviceError, Engine, Npu, Switches, TapSink};
 use reference::{Model, ModelState, Tensor};
 use spec::{Config, Matrix, NonFinite, Site, Weights};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// A subject as named on the command line.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,11 +32,17 @@ pub enum SubjectSpec {
     Npu(Engine),
     /// The reference itself.
     Reference,
+    /// Values that somebody else wrote.
+    Dump(DumpSpec),
+    /// A program that computes one op at a time.
+    Command(CommandSpec),
+    /// A shared library with ops, or with a whole model.
+    Library(LibrarySpec),
 }
 
 /// A subject that is not known.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("subject {0} is not known; there are npu, {npu} and reference", npu = Engine::ALL.map(|e| format!("npu:{e}")).join(", "))]
+#[error("subject {0} is not known; there are npu, {npu}, reference, dump:DIR, cmd:\"PROGRAM ARGS\" and lib:FILE", npu = Engine::ALL.map(|e| format!("npu:{e}")).join(", "))]
 pub struct UnknownSubject(String);
 
 impl std::str::FromStr for SubjectSpec {
@@ -28,14 +50,23 @@ impl std::str::FromStr for SubjectSpec {
 
     fn from_str(text: &str) -> Result<Self, UnknownSubject> {
         let unknown = || UnknownSubject(text.to_string());
-        match text {
-            "npu" => Ok(SubjectSpec::Npu(Engine::Int8)),
-            "reference" => Ok(SubjectSpec::Reference),
-            _ => {
-                let engine = text.strip_prefix("npu:").ok_or_else(unknown)?;
-                engine.parse().map(SubjectSpec::Npu).map_err(|_| unknown())
+        let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+        Ok(match (kind, rest) {
+            ("npu", "") => SubjectSpec::Npu(Engine::Int8),
+            ("npu", engine) => SubjectSpec::Npu(engine.parse().map_err(|_| unknown())?),
+            ("reference", "") => SubjectSpec::Reference,
+            (_, "") => return Err(unknown()),
+            ("dump", path) => SubjectSpec::Dump(DumpSpec { path: PathBuf::from(path), map: None }),
+            ("cmd", line) => {
+                SubjectSpec::Command(CommandSpec { line: line.to_string(), timeout: command::TIMEOUT })
             }
-        }
+            ("lib", path) => SubjectSpec::Library(LibrarySpec {
+                path: PathBuf::from(path),
+                timeout: command::TIMEOUT,
+                package: None,
+            }),
+            _ => return Err(unknown()),
+        })
     }
 }
 
@@ -44,16 +75,55 @@ impl std::fmt::Display for SubjectSpec {
         match self {
             SubjectSpec::Npu(engine) => write!(f, "npu:{engine}"),
             SubjectSpec::Reference => f.write_str("reference"),
+            SubjectSpec::Dump(dump) => write!(f, "dump:{}", dump.path.display()),
+            SubjectSpec::Command(command) => write!(f, "cmd:{}", command.line),
+            SubjectSpec::Library(library) => write!(f, "lib:{}", library.path.display()),
         }
     }
 }
 
 impl SubjectSpec {
-    /// The name of the contract that the subject declares.
+    /// The subject over a loaded package. Of one that computes single ops, those at taps that match `sites`
+    /// are handed over. A dump is opened with [`DumpSpec::open`].
+    pub fn build<'m>(
+        &self,
+        model: &'m Model,
+        config: &Config,
+        weights: &Weights,
+        sites: Option<&str>,
+    ) -> Result<Box<dyn Subject + 'm>, SubjectError> {
+        Ok(match self {
+            SubjectSpec::Npu(engine) => {
+                Box::new(NpuSubject::new(config, weights, *engine, Switches::default())?)
+            }
+            SubjectSpec::Reference => Box::new(ReferenceSubject::new(model)),
+            SubjectSpec::Dump(dump) => {
+                return Err(SubjectError::NotSupported(format!("{} computes nothing", dump.path.display())));
+            }
+            SubjectSpec::Command(spec) => {
+                let kernel = CommandKernel::new(spec)
+                    .map_err(|error| SubjectError::Stopped(format!("a directory for cases: {error}")))?;
+                Box::new(OpsSubject::new(model, Box::new(kernel), sites))
+            }
+            SubjectSpec::Library(spec) => {
+                let plugin = spec.start()?;
+                match &spec.package {
+                    Some(package) if plugin.info().model => {
+                        let package = package.display().to_string();
+                        Box::new(LibraryModel::new(plugin, &package, model, config.vocab_size())?)
+                    }
+                    _ => Box::new(OpsSubject::new(model, Box::new(LibraryKernel(plugin)), sites)),
+                }
+            }
+        })
+    }
+
+    /// The name of the contract that the subject declares; a library's own is in its table.
     pub fn contract_name(&self) -> &'static str {
         match self {
             SubjectSpec::Npu(engine) => engine.name(),
-            SubjectSpec::Reference => "f32",
+            SubjectSpec::Reference | SubjectSpec::Dump(_) => "f32",
+            SubjectSpec::Command(_) | SubjectSpec::Library(_) => "f32",
         }
     }
 }
@@ -67,6 +137,9 @@ pub enum SubjectError {
     /// It stopped.
     #[error("{0}")]
     Stopped(String),
+    /// What was named as a subject is none: an unreadable file, a manifest that lies, a map with a mistake.
+    #[error("{0}")]
+    Unusable(String),
     /// The package's weights are at fault.
     #[error(transparent)]
     Weights(#[from] NonFinite),
@@ -95,10 +168,40 @@ pub struct CostPerToken {
     pub launches_per_token: u64,
 }
 
+/// What a reader of the report should know about a subject beside its values.
+#[derive(Clone, Debug, Default)]
+pub struct Remarks {
+    /// What it showed and no site could be found for: listed, not judged.
+    pub unmatched: Vec<String>,
+    /// What it showed and could not be used: a shape that does not fit, a value said twice. The run is
+    /// inconclusive.
+    pub problems: Vec<String>,
+    /// Anything else.
+    pub notes: Vec<String>,
+    /// Why it stopped before its end; what it computed until then is judged.
+    pub crashed: Option<String>,
+    /// Its logits are judged by the tokens that they choose, and as no site.
+    pub tokens_only: bool,
+    /// Variance of every logit that comes from how they were stored.
+    pub logit_variance: f64,
+}
+
 /// Something that computes a model's passes and shows what it computed.
+///
+/// A tensor may hold fewer rows than its pass has tokens: then they are the last ones.
 pub trait Subject {
     /// Runs one pass behind the passes before it; the values of all sites that it exposes.
     fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError>;
+
+    /// The taps whose values are its own, where others are filled in for it.
+    fn own(&self) -> Option<&BTreeSet<String>> {
+        None
+    }
+
+    /// What it has to say after its last pass.
+    fn remarks(&mut self) -> Remarks {
+        Remarks::default()
+    }
 
     /// The weights that it multiplies with to get `site`, decoded from its own image.
     fn image(&mut self, site: Site) -> Option<Matrix> {

@@ -1,6 +1,8 @@
 //! `verify`: does a subject compute a model right, and where does it first go wrong?
 
 use crate::contract::Contract;
+use crate::draft::judge::Runner;
+use crate::draft::{self, Pair};
 use crate::follow::{Follow, PassTaps, View, budget};
 use crate::golden_gate::{self, GateError, GoldenGate, argmax, kl};
 use crate::judge::{Budget, Mismatch, SiteResult, Verdict};
@@ -9,13 +11,16 @@ use crate::mutants::explain::Explanation;
 use crate::passes::Pass;
 use crate::record::Record;
 use crate::subject::{
-    CostPerToken, MutantSubject, NpuSubject, ReferenceSubject, Subject, SubjectError, SubjectSpec,
+    CostPerToken, DumpSubject, MutantSubject, OpenedDump, Remarks, Subject, SubjectError, SubjectSpec,
 };
+use crate::topk_gate;
 use crate::variance::{Bounded, Truth, Variance};
-use golden::Dump;
+use golden::{Dump, TopK, TopKRun};
+use reference::models::Draft;
 use reference::{Model, Plain, Tensor};
 use serde::Serialize;
 use spec::{Config, NonFinite, Site, Weights};
+use std::collections::BTreeSet;
 
 /// What to verify a package with.
 pub struct Options<'a> {
@@ -47,6 +52,10 @@ pub struct Loaded {
     pub model: Model,
     /// Its golden, where it has one.
     pub golden: Option<Dump>,
+    /// Its top-k golden, where it is a real model that has one.
+    pub topk: Option<TopK>,
+    /// The draft beside it, where the package is a pair.
+    pub draft: Option<Draft>,
 }
 
 /// Why a package cannot be verified at all.
@@ -72,6 +81,9 @@ pub enum VerifyError {
         /// Which.
         source: NonFinite,
     },
+    /// What was named as a subject is none.
+    #[error("{0}")]
+    Subject(String),
     /// No tap matches the glob.
     #[error("no site that the subject exposes matches {glob}")]
     NoSite {
@@ -176,6 +188,16 @@ pub struct FirstFailure {
     pub pattern: Option<String>,
 }
 
+/// What was judged as one: everything behind `from` up to `to`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Span {
+    /// The last exposed site before, or nothing where it is the tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// The judged site.
+    pub to: String,
+}
+
 /// The result for one package and prompt.
 #[derive(Clone, Debug, Serialize)]
 pub struct PackageResult {
@@ -202,6 +224,18 @@ pub struct PackageResult {
     pub sites: Vec<SiteResult>,
     /// Sites of the reference that the subject does not expose, without the pass.
     pub not_exposed: Vec<String>,
+    /// Sites judged together with those before them that the subject does not expose.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spans: Vec<Span>,
+    /// What the subject showed and no site was found for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unmatched: Vec<String>,
+    /// What the subject showed and could not be used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
+    /// What else there is to know about the subject.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// The first wrong site.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_failure: Option<FirstFailure>,
@@ -276,6 +310,10 @@ pub fn verify(
         logits: None,
         sites: Vec::new(),
         not_exposed: Vec::new(),
+        spans: Vec::new(),
+        unmatched: Vec::new(),
+        problems: Vec::new(),
+        notes: Vec::new(),
         first_failure: None,
         explanation: None,
         cost: None,
@@ -285,14 +323,33 @@ pub fn verify(
         positions: Vec::new(),
     };
 
-    let given = golden.map(golden_gate::passes_of);
-    let (passes, logits) = free_run(loaded, prompt, given, options.steps).map_err(weights_at_fault)?;
+    let mut dump = match (options.subject, options.mutate) {
+        (SubjectSpec::Dump(spec), None) => {
+            let opened = spec.open().map_err(|error| VerifyError::Subject(error.to_string()))?;
+            Some(run_of(opened, prompt).map_err(VerifyError::Subject)?)
+        }
+        _ => None,
+    };
+    let topk = loaded.topk.as_ref().and_then(|topk| topk.runs.iter().find(|run| run.prompt == prompt));
+    // The golden of a pair has passes of the draft only: the target goes its own steps.
+    let of_model = golden.filter(|_| loaded.draft.is_none());
+    let given = of_model.map(golden_gate::passes_of).or_else(|| topk.map(topk_gate::passes_of));
+    let given = passes_of(given, dump.as_ref());
+    let steps = dump.as_ref().map_or(options.steps, |dump| dump.run.steps);
+    let (passes, logits) = free_run(loaded, prompt, given, steps).map_err(weights_at_fault)?;
+
+    // A dump may have gone on from other ids than the golden: then the golden says nothing about this run.
+    let topk = topk.filter(|run| topk_gate::passes_of(run).starts_with(&passes));
+    let reference = || match topk {
+        Some(run) => Ok(topk_part(loaded, run, &passes, &logits)),
+        None => reference_part(loaded, golden),
+    };
 
     let mut mutant = options.mutate.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
     let mut other: Box<dyn Subject + '_>;
     let run = match &mut mutant {
         Some(subject) => run(subject, &passes),
-        None => match build(loaded, options.subject) {
+        None => match build(loaded, options, dump.take(), &passes) {
             Ok(subject) => {
                 other = subject;
                 run(&mut *other, &passes)
@@ -300,21 +357,30 @@ pub fn verify(
             Err(error) => Err(error),
         },
     };
-    let ran = match run {
+    let mut ran = match run {
         Ok(ran) => ran,
         Err(error) => {
             result.verdict = match error {
                 SubjectError::NotSupported(_) => Verdict::NotSupported,
                 SubjectError::Stopped(_) => Verdict::Crashed,
                 SubjectError::Weights(source) => return Err(weights_at_fault(source)),
+                SubjectError::Unusable(reason) => return Err(VerifyError::Subject(reason)),
             };
             result.reason = Some(error.to_string());
-            result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
+            result.reference = reference().map_err(weights_at_fault)?;
             return Ok(result);
         }
     };
+    result.cost = ran.cost;
+    let remarks = &mut ran.remarks;
+    result.unmatched = std::mem::take(&mut remarks.unmatched);
+    result.problems = std::mem::take(&mut remarks.problems);
+    result.notes = std::mem::take(&mut remarks.notes);
+    judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
+    let in_draft = judge_draft(loaded, options, golden, &passes, &mut result).map_err(weights_at_fault)?;
     if let (Some(selection), Some(subject)) = (options.mutate, &mutant)
         && subject.applied().is_empty()
+        && !in_draft
     {
         return Err(VerifyError::AppliesNowhere {
             mutant: selection.mutant.name(),
@@ -323,21 +389,25 @@ pub fn verify(
             needs: selection.mutant.needs,
         });
     }
-    result.reference = reference_part(&loaded.model, golden).map_err(weights_at_fault)?;
-    result.cost = ran.cost;
-    judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
+    result.reference = reference().map_err(weights_at_fault)?;
     result.logits =
-        judge_logits(loaded, options.contract, &passes, &ran.taps, &logits).map_err(weights_at_fault)?;
+        judge_logits(loaded, options.contract, &passes, &ran.taps, &logits, ran.remarks.logit_variance)
+            .map_err(weights_at_fault)?;
     if options.pictures {
         result.inherited = inherited(loaded, &passes, &ran.taps).map_err(weights_at_fault)?;
         result.positions = positions(loaded, &passes, &ran.taps, &logits);
     }
-    conclude(loaded, prompt, options, &mut result);
+    conclude(loaded, prompt, options, ran.own.as_ref(), &mut result);
+    if let Some(reason) = ran.remarks.crashed {
+        (result.verdict, result.reason) = (result.verdict.max(Verdict::Crashed), Some(reason));
+    }
     Ok(result)
 }
 
 /// Why a golden is at fault, or the gate's result.
-fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResult, NonFinite> {
+///
+/// The golden of a pair is made of draft passes: target and draft are held to it together.
+fn reference_part(loaded: &Loaded, golden: Option<&Dump>) -> Result<ReferenceResult, NonFinite> {
     let skipped = ReferenceResult::skipped();
     let Some(dump) = golden else { return Ok(skipped) };
     let name = dump.path().file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
@@ -350,7 +420,14 @@ fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResul
     if let Err(error) = dump.verify_hashes() {
         return Ok(broken(error.to_string()));
     }
-    match golden_gate::compare(model, dump) {
+    let gate = match &loaded.draft {
+        None => golden_gate::compare(&loaded.model, dump),
+        Some(draft) => match Pair::new(loaded.config.clone(), loaded.model.clone(), draft.clone()) {
+            Ok(pair) => draft::golden::compare(&pair, dump),
+            Err(error) => return Ok(broken(error.to_string())),
+        },
+    };
+    match gate {
         Err(GateError::Weights(source)) => Err(source),
         Err(error) => Ok(broken(error.to_string())),
         Ok(gate) => Ok(ReferenceResult {
@@ -362,6 +439,28 @@ fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResul
             taps: Some(gate.sites.len()),
             reason: (!gate.passes()).then(|| gate_reason(&gate)),
         }),
+    }
+}
+
+/// The reference against the tokens and best logits of a real model.
+fn topk_part(loaded: &Loaded, run: &TopKRun, passes: &[Pass], logits: &[Vec<f32>]) -> ReferenceResult {
+    let gate = topk_gate::compare(run, passes, logits, loaded.config.vocab_size());
+    let reason = format!(
+        "reference and golden differ: {} of {} tokens equal, logits at {} {:.1} times their limit of {}",
+        gate.argmax_equal.0,
+        gate.argmax_equal.1,
+        gate.worst.0,
+        gate.worst.1,
+        topk_gate::LIMIT
+    );
+    ReferenceResult {
+        verdict: if gate.passes() { Verdict::Passed } else { Verdict::Broken },
+        golden: loaded.topk.as_ref().map_or(String::new(), |topk| topk.model.clone()),
+        argmax_equal: Some(gate.argmax_equal),
+        kl_max: None,
+        reason: (!gate.passes()).then_some(reason),
+        taps: Some(gate.compared),
+        worst: Some(WorstSite { site: gate.worst.0, ratio: gate.worst.1 }),
     }
 }
 
@@ -421,14 +520,42 @@ fn logit_variances(
     Ok(all)
 }
 
-/// A subject over a loaded package.
-fn build<'m>(loaded: &'m Loaded, spec: &SubjectSpec) -> Result<Box<dyn Subject + 'm>, SubjectError> {
-    Ok(match spec {
-        SubjectSpec::Npu(engine) => {
-            Box::new(NpuSubject::new(&loaded.config, &loaded.weights, *engine, device::Switches::default())?)
-        }
-        SubjectSpec::Reference => Box::new(ReferenceSubject::new(&loaded.model)),
+/// Of the runs of a dump, the one with this prompt, or that does not say its prompt.
+fn run_of(opened: Vec<OpenedDump>, prompt: &[u32]) -> Result<OpenedDump, String> {
+    let prompts: Vec<String> = opened.iter().map(|dump| format!("{:?}", dump.run.prompt)).collect();
+    let fits = |dump: &OpenedDump| dump.run.prompt.as_ref().is_none_or(|own| own == prompt);
+    opened.into_iter().find(fits).ok_or_else(|| {
+        format!(
+            "the dump is of the prompt {}, not of {prompt:?}; give its ids with --prompt-ids",
+            prompts.join(" or ")
+        )
     })
+}
+
+/// The passes to run: those of a dump that is judged, else those that the golden gives, as many as the
+/// dump has.
+fn passes_of(given: Option<Vec<Pass>>, dump: Option<&OpenedDump>) -> Option<Vec<Pass>> {
+    let Some(dump) = dump else { return given };
+    dump.run.passes().or_else(|| {
+        let mut passes = given?;
+        (passes.len() > dump.run.steps).then(|| {
+            passes.truncate(dump.run.steps + 1);
+            passes
+        })
+    })
+}
+
+/// A subject over a loaded package.
+fn build<'m>(
+    loaded: &'m Loaded,
+    options: &Options,
+    dump: Option<OpenedDump>,
+    passes: &[Pass],
+) -> Result<Box<dyn Subject + 'm>, SubjectError> {
+    match dump {
+        Some(dump) => Ok(Box::new(DumpSubject::new(dump, &loaded.model, passes)?)),
+        None => options.subject.build(&loaded.model, &loaded.config, &loaded.weights, options.sites),
+    }
 }
 
 /// What a subject gave.
@@ -436,6 +563,9 @@ struct Ran {
     taps: Vec<PassTaps>,
     images: Vec<(Site, spec::Matrix)>,
     cost: Option<CostPerToken>,
+    /// The taps that are the subject's own, where it says so.
+    own: Option<BTreeSet<String>>,
+    remarks: Remarks,
 }
 
 fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> {
@@ -443,7 +573,7 @@ fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> 
     let cost = subject.cost();
     let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.keys().copied().collect());
     let images = sites.into_iter().filter_map(|site| Some((site, subject.image(site)?))).collect();
-    Ok(Ran { taps, images, cost })
+    Ok(Ran { taps, images, cost, own: subject.own().cloned(), remarks: subject.remarks() })
 }
 
 fn judge_sites(
@@ -453,7 +583,12 @@ fn judge_sites(
     ran: &Ran,
     result: &mut PackageResult,
 ) -> Result<(), NonFinite> {
-    let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
+    let own = |name: &str| match &ran.own {
+        Some(own) => own.contains(name),
+        None => !ran.remarks.tokens_only,
+    };
+    let judged =
+        |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name)) && own(name);
     let all = passes.iter().zip(&ran.taps).flat_map(|(pass, taps)| {
         taps.iter().filter(|(site, _)| judged(&format!("{}.{site}", pass.name))).map(|(site, t)| (*site, t))
     });
@@ -479,28 +614,83 @@ fn judge_sites(
             result.explanation = follow.explanation.take();
         }
         if n == 0 {
-            result.not_exposed = follow.not_exposed.iter().map(Site::to_string).collect();
+            let filled_in = taps.keys().filter(|site| !own(&format!("{}.{site}", pass.name)));
+            let not_exposed = follow.not_exposed.iter().chain(filled_in);
+            result.not_exposed = not_exposed.map(Site::to_string).collect();
         }
+        result.spans.extend(follow.spans.iter().map(|(to, from)| Span {
+            from: from.as_ref().map(|site| format!("{}.{site}", pass.name)),
+            to: format!("{}.{to}", pass.name),
+        }));
         result.sites.append(&mut follow.results);
     }
     Ok(())
 }
 
+/// Judges the draft of a pair, where there is one; whether a mutant found a place in it.
+///
+/// Blocks stand where the golden has them, else behind the prompt and the steps.
+fn judge_draft(
+    loaded: &Loaded,
+    options: &Options,
+    golden: Option<&Dump>,
+    passes: &[Pass],
+    result: &mut PackageResult,
+) -> Result<bool, NonFinite> {
+    let Some(pair) = &loaded.draft else { return Ok(false) };
+    let Ok(pair) = Pair::new(loaded.config.clone(), loaded.model.clone(), pair.clone()) else {
+        // The reference part says why.
+        return Ok(false);
+    };
+    let runner = match (options.mutate, options.subject) {
+        (Some(selection), _) => Runner::Mutant(selection),
+        (None, SubjectSpec::Reference) => Runner::Reference,
+        (None, _) => {
+            let reason = "the subject runs no drafts: the draft is held to its golden, the subject is judged on the target";
+            result.reason = Some(reason.into());
+            return Ok(false);
+        }
+    };
+    let told = golden.and_then(|golden| draft::golden::text_and_anchors(golden).ok());
+    let (text, anchors) = told.unwrap_or_else(|| {
+        let text: Vec<u32> = passes.iter().flat_map(|pass| pass.ids.iter().copied()).collect();
+        let anchors = (passes[0].ids.len()..text.len()).collect();
+        (text, anchors)
+    });
+    let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
+    let (contract, view) = (options.contract, options.view);
+    let mut of_draft = draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &judged)?;
+    if result.first_failure.is_none()
+        && let Some(wrong) = of_draft.sites.iter().find(|site| site.verdict == Verdict::Failed)
+    {
+        result.first_failure = Some(FirstFailure {
+            site: wrong.site.clone(),
+            element: wrong.first_wrong,
+            pattern: wrong.pattern.clone(),
+        });
+        result.explanation = of_draft.explanation.take();
+    }
+    result.sites.append(&mut of_draft.sites);
+    Ok(!of_draft.applied.is_empty())
+}
+
 /// Standard deviations of the logit difference within which a flip is a near tie.
 pub const NEAR_TIE_SIGMAS: f64 = 4.0;
 
-/// The subject's tokens against the reference's. The variances are computed only where a token flips.
+/// The subject's tokens against the reference's, in the passes whose logits it shows; `stored` is a variance
+/// that comes from how they were stored. The other variances are computed only where a token flips.
 fn judge_logits(
     loaded: &Loaded,
     contract: &Contract,
     passes: &[Pass],
     taps: &[PassTaps],
     reference: &[Vec<f32>],
+    stored: f64,
 ) -> Result<Option<LogitsResult>, NonFinite> {
     let vocab = loaded.config.vocab_size();
     let (mut argmax_equal, mut kl_max, mut flips) = ((0, 0), 0f64, Vec::new());
     for (n, (taps, reference)) in taps.iter().zip(reference).enumerate() {
-        let Some(subject) = taps.get(&Site::model("logits")) else { return Ok(None) };
+        let Some(subject) = taps.get(&Site::model("logits")) else { continue };
         let subject: Vec<f32> = subject.iter().copied().collect();
         // A subject may show the logits of the last rows of a pass only.
         let first = (reference.len() / vocab).saturating_sub(subject.len() / vocab);
@@ -523,7 +713,8 @@ fn judge_logits(
     let flips: Vec<Flip> = flips
         .into_iter()
         .map(|(n, row, expected, found, margin, finite)| {
-            let variance = variances[n][row * vocab + expected] + variances[n][row * vocab + found];
+            let variance =
+                variances[n][row * vocab + expected] + variances[n][row * vocab + found] + 2.0 * stored;
             let sigmas = margin / variance.sqrt();
             let near_tie = finite && margin <= NEAR_TIE_SIGMAS * variance.sqrt();
             Flip { pass: passes[n].name.clone(), row, expected, found, margin, sigmas, near_tie }
@@ -586,7 +777,15 @@ fn positions(loaded: &Loaded, passes: &[Pass], taps: &[PassTaps], reference: &[V
 }
 
 /// The verdict of the whole: the worst of its parts, or MISTRUSTED where the parts could not have failed.
-fn conclude(loaded: &Loaded, prompt: &[u32], options: &Options, result: &mut PackageResult) {
+///
+/// A subject of single ops is judged by those that it computes: it need not expose outputs.
+fn conclude(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    own: Option<&BTreeSet<String>>,
+    result: &mut PackageResult,
+) {
     let parts = [result.reference.verdict]
         .into_iter()
         .filter(|v| *v != Verdict::Skipped)
@@ -594,7 +793,16 @@ fn conclude(loaded: &Loaded, prompt: &[u32], options: &Options, result: &mut Pac
         .chain(result.sites.iter().map(|site| site.verdict));
     result.verdict = parts.max().unwrap_or(Verdict::Skipped);
     let outputs = result.logits.is_some() || result.sites.iter().any(|site| site.site.ends_with(".out"));
-    let mistrust = if !outputs && options.sites.is_none() {
+    let mistrust = if let Some(first) = result.problems.first() {
+        Some(match result.problems.len() {
+            1 => format!("a part of the subject could not be judged: {first}"),
+            n => format!("{n} parts of the subject could not be judged, first: {first}"),
+        })
+    } else if result.sites.is_empty() && options.sites.is_none() && result.logits.is_none() {
+        Some("the subject exposes nothing that could be judged".to_string())
+    } else if own.is_some_and(|own| own.is_empty()) {
+        Some("the subject computes none of this model's ops".to_string())
+    } else if !outputs && own.is_none() && options.sites.is_none() {
         Some("the subject exposes neither logits nor layer outputs".to_string())
     } else if let Some(selection) = options.mutate
         && result.verdict < Verdict::Failed

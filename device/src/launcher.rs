@@ -407,7 +407,7 @@ impl Launcher {
         let found = self.sources.iter().find_map(|(key, (source, _))| {
             let mut start = 0;
             for part in &source.parts {
-                if part.site == site && key.expert == expert {
+                if part.site == site && (key.expert == expert || key.layer.is_none()) {
                     return Some((*key, start, part.matrix.out()));
                 }
                 start += part.matrix.out();

@@ -4,6 +4,8 @@
 //! named keys ([`resident`]) and are launched on up to 16 or 128 rows ([`design`]) by one of the number
 //! engines ([`engine`]). Everything else runs on the host side in f32 ([`host`]).
 //!
+//! [`plugin`] runs kernels of other people's libraries.
+//!
 //! [`Npu`] is the whole: `init`, `step`, `step_batch`, `rollback`, taps and counters.
 
 pub mod counters;
@@ -17,6 +19,7 @@ mod launcher;
 mod npu;
 pub mod pack;
 mod pass;
+pub mod plugin;
 pub mod resident;
 pub mod round;
 pub mod simd;

@@ -22,11 +22,13 @@ pub(crate) struct Taps<'s> {
     sink: Option<&'s mut dyn TapSink>,
     at: At,
     pending: Vec<(Site, Vec<usize>, Vec<f32>)>,
+    /// Sites whose first two axes change places before they are handed out.
+    turned: Vec<Site>,
 }
 
 impl<'s> Taps<'s> {
     pub fn new(sink: Option<&'s mut dyn TapSink>) -> Self {
-        Self { sink, at: At::MODEL, pending: Vec::new() }
+        Self { sink, at: At::MODEL, pending: Vec::new(), turned: Vec::new() }
     }
 
     /// Names sites from here on after layer `layer`, or after none.
@@ -63,6 +65,14 @@ impl<'s> Taps<'s> {
         }
     }
 
+    /// Rows that hold all parallel streams, `[rows, streams, width]`, handed out as `[streams, rows, width]`.
+    pub fn streams(&mut self, name: &'static str, values: &[f32], streams: usize, width: usize) {
+        if self.wants(name) {
+            self.rows(name, &[streams, width], values);
+            self.turned.push(self.at.site(name));
+        }
+    }
+
     /// The value of site `name` as a whole, such as a state after the pass.
     pub fn whole(&mut self, name: &'static str, shape: &[usize], values: &[f32]) {
         if self.wants(name) {
@@ -81,10 +91,20 @@ impl<'s> Taps<'s> {
 
     /// Hands out what was collected, in the order in which sites first appeared.
     pub fn flush(&mut self) {
-        let pending = std::mem::take(&mut self.pending);
+        let (pending, turned) = (std::mem::take(&mut self.pending), std::mem::take(&mut self.turned));
         if let Some(sink) = &mut self.sink {
             for (site, shape, values) in pending {
-                sink.tap(site, &shape, &values);
+                match (turned.contains(&site), &shape[..]) {
+                    (true, &[rows, streams, width]) => {
+                        let at = |s: usize, r: usize| &values[(r * streams + s) * width..][..width];
+                        let by_stream: Vec<f32> = (0..streams)
+                            .flat_map(|s| (0..rows).flat_map(move |r| at(s, r)))
+                            .copied()
+                            .collect();
+                        sink.tap(site, &[streams, rows, width], &by_stream);
+                    }
+                    _ => sink.tap(site, &shape, &values),
+                }
             }
         }
     }

@@ -116,6 +116,18 @@ fn families() -> Vec<(&'static str, Value)> {
             with(gemma4.clone(), json!({"attention_k_eq_v": true, "num_global_key_value_heads": 1})),
         ),
         (
+            "gemma3n",
+            with(
+                base("gemma3n_text"),
+                json!({"num_hidden_layers": 4, "sliding_window": 5, "num_kv_shared_layers": 2,
+                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+                    "hidden_activation": "gelu_pytorch_tanh", "hidden_size_per_layer_input": 7,
+                    "vocab_size_per_layer_input": 90, "altup_num_inputs": 3, "altup_active_idx": 1,
+                    "laurel_rank": 11, "activation_sparsity_pattern": [0.8, 0.0, 0.5, 0.0],
+                    "tie_word_embeddings": true}),
+            ),
+        ),
+        (
             "gemma4 moe",
             with(
                 gemma4.clone(),
@@ -220,7 +232,8 @@ fn threads_switches_and_sinks_change_no_bit() {
         assert!(bits(&found) == expected, "{name}: with a sink");
         for (site, shape, values) in &sink.0 {
             assert!(values.iter().all(|v| v.is_finite()), "{name}: {site}");
-            assert!(site.info().axes[0] != "tokens" || shape[0] == 40, "{name}: {site} {shape:?}");
+            let streams = shape.len() > site.info().axes.len();
+            assert!(streams || site.info().axes[0] != "tokens" || shape[0] == 40, "{name}: {site} {shape:?}");
         }
     }
 }

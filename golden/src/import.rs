@@ -1,7 +1,8 @@
-//! Readers for what other tools write: arrays of numpy, logits of llama.cpp, raw f32.
+//! Readers for what other tools write: arrays of numpy, tensor files, logits of llama.cpp, raw f32.
 //!
 //! They return names and values as they are; which site a name stands for is not decided here.
 
+pub mod arrays;
 pub mod llamacpp;
 pub mod npy;
 

@@ -39,6 +39,7 @@ fn shape(call: &Call<Tensor>) -> Vec<usize> {
         Call::ExpertLinear { index, experts, .. } => {
             vec![index.shape()[0], index.shape()[1], experts[0].weight.out()]
         }
+        Call::PathScores { candidates, .. } => candidates.shape().to_vec(),
         other => unreachable!("{} reads no matrix", other.op()),
     }
 }

@@ -2,11 +2,14 @@
 
 use super::CliError;
 use crate::contract::Contract;
+use crate::goldens::own_goldens;
 use crate::verify::Loaded;
 use fixtures::Package;
 use fixtures::random::SplitMix64;
-use golden::Dump;
+use golden::{Dump, TopK};
 use reference::Model;
+use reference::models::Draft;
+use spec::families::draft::{DraftConfig, DraftWeights};
 use spec::{Config, Weights};
 use std::path::Path;
 
@@ -19,7 +22,13 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
     let parsed = Config::parse(package.config(), allowed)
         .map_err(|source| CliError::Config { package: package.name().to_string(), source })?;
     let weights = Weights::load(&parsed.config, package.tensors())?;
+    let topk = match golden {
+        Some(path) if TopK::is_topk(path) => Some(TopK::open(path)?),
+        Some(_) => None,
+        None => real_golden(&package)?,
+    };
     let golden = match golden {
+        Some(path) if TopK::is_topk(path) => None,
         Some(path) => Some(Dump::open(path)?),
         None => package.golden_json().and_then(|file| file.parent().map(Dump::open)).transpose()?,
     };
@@ -28,13 +37,47 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
         check_ids(&golden.manifest().prompt, &parsed.config, "the golden's prompt")?;
         check_ids(&golden.manifest().greedy, &parsed.config, "the golden's greedy ids")?;
     }
+    let draft = match package.has_draft() {
+        true => Some(load_draft(&package.dir().display().to_string(), allowed)?.1),
+        false => None,
+    };
     Ok(Loaded {
+        draft,
         name: package.name().to_string(),
         model: Model::new(parsed.config.clone(), weights.clone()),
         config: parsed.config,
         weights,
         golden,
+        topk,
     })
+}
+
+/// Opens a draft: the folder itself, or the draft of a pair.
+pub fn load_draft(name: &str, allowed: &[String]) -> Result<(String, Draft), CliError> {
+    let package = Package::pair(name).map(|(_, draft)| draft).or_else(|_| Package::open(name))?;
+    let called = if package.name() == "draft" { name } else { package.name() }.to_string();
+    let parsed = DraftConfig::parse(package.config(), allowed);
+    let (config, _) = parsed.map_err(|source| CliError::Config { package: called.clone(), source })?;
+    let weights = DraftWeights::load(&config, package.tensors())?;
+    Ok((called, Draft { config, weights }))
+}
+
+/// The repository's top-k golden of exactly this GGUF file, if there is one.
+fn real_golden(package: &Package) -> Result<Option<TopK>, CliError> {
+    let files = package.files();
+    let [(_, file)] = &files[..] else { return Ok(None) };
+    let Ok(entries) = std::fs::read_dir(own_goldens().join("real")) else { return Ok(None) };
+    if file.extension().is_none_or(|extension| extension != "gguf") {
+        return Ok(None);
+    }
+    let found = golden::sha256_file(file)?;
+    for entry in entries.flatten().filter(|entry| TopK::is_topk(entry.path())) {
+        let topk = TopK::open(entry.path())?;
+        if topk.gguf_sha256 == found {
+            return Ok(Some(topk));
+        }
+    }
+    Ok(None)
 }
 
 /// A built-in contract by name, or the contract in a file.
@@ -62,14 +105,15 @@ fn seeded_model(
     let weights = Weights::load(&config, model)?;
     let golden = golden.map(Dump::open).transpose()?;
     let reference = Model::new(config.clone(), weights.clone());
-    Ok(Loaded { name: name.to_string(), model: reference, config, weights, golden })
+    Ok(Loaded { name: name.to_string(), model: reference, config, weights, golden, topk: None, draft: None })
 }
 
 /// Refuses a golden that was made from other weights.
 fn check_golden(package: &Package, golden: &Dump) -> Result<(), CliError> {
     let expected = golden.expected_files();
     for (file, path) in package.files() {
-        let Some(expected) = expected.get(&file) else { continue };
+        let of_pair = || expected.get(&format!("target/{file}")).filter(|_| package.has_draft());
+        let Some(expected) = expected.get(&file).or_else(of_pair) else { continue };
         let found = golden::sha256_file(&path)?;
         if found != *expected {
             let tensor_file = path.display().to_string();

@@ -1,8 +1,10 @@
 //! The command line: one file a verb.
 
+mod ab;
 mod accept;
 mod audit;
 mod diff;
+mod draft;
 mod dump;
 mod error;
 mod inspect;
@@ -60,6 +62,16 @@ enum Verb {
     Diff(diff::Args),
     /// Review changed goldens one by one, with a reason.
     Accept(accept::Args),
+    /// How good is this draft model for this target?
+    Draft(draft::Args),
+    /// Do two arms give the same bytes, and which is cheaper?
+    Ab(ab::Args),
+    /// Runs a library under test in this process, for the judge that started it.
+    #[command(name = crate::subject::library::SERVE, hide = true)]
+    ServePlugin {
+        /// The library.
+        library: PathBuf,
+    },
 }
 
 /// What a verb has to say, and the exit code that goes with it.
@@ -86,6 +98,9 @@ pub fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(args, cli.format),
         Verb::Diff(args) => diff::run(args, cli.format),
         Verb::Accept(args) => accept::run(args, cli.format),
+        Verb::Draft(args) => draft::run(args, cli.format),
+        Verb::Ab(args) => ab::run(args, cli.format),
+        Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),

@@ -1,13 +1,15 @@
 //! `karat verify`.
 
-use super::load::{contract, load, prompts, seeded_prompt};
+use super::load::{check_ids, check_length, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome, repro};
+use crate::contract::Contract;
 use crate::follow::View;
 use crate::judge::Verdict;
 use crate::mutants::Selection;
 use crate::report;
-use crate::subject::SubjectSpec;
-use crate::verify::{Options, PackageResult, verify};
+use crate::subject::library::declared;
+use crate::subject::{SubjectError, SubjectSpec};
+use crate::verify::{Loaded, Options, PackageResult, verify};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
 
@@ -20,10 +22,10 @@ pub struct Args {
     /// A dump to hold the reference to, instead of the package's own.
     #[arg(long, value_name = "DUMP")]
     golden: Option<PathBuf>,
-    /// What is under test: npu, npu:int8, npu:f32, ..., reference.
+    /// What is under test: npu, npu:int8, npu:f32, ..., reference, dump:DIR, cmd:"PROGRAM ARGS", lib:FILE.
     #[arg(long, value_name = "SPEC", default_value = "npu")]
     subject: String,
-    /// The number formats to judge it under, instead of those that it declares.
+    /// The number formats to judge it under, instead of those that it declares: a name or a JSON file.
     #[arg(long, value_name = "NAME|FILE")]
     contract: Option<String>,
     /// Prompts as token ids, one a line.
@@ -38,6 +40,12 @@ pub struct Args {
     /// Judge all error that has come down to a site, and not only its own.
     #[arg(long)]
     cumulative: bool,
+    /// How the names and axes of a dump map to taps (JSON).
+    #[arg(long, value_name = "FILE")]
+    map: Option<PathBuf>,
+    /// Seconds that a command or a library may take for one call.
+    #[arg(long, value_name = "S")]
+    timeout: Option<f64>,
     /// Print the counted cost of a token.
     #[arg(long)]
     cost: bool,
@@ -51,13 +59,15 @@ pub struct Args {
 
 /// Runs the verb.
 pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
-    let subject: SubjectSpec = args.subject.parse()?;
-    let contract_name = args.contract.as_deref().unwrap_or(subject.contract_name());
-    let contract = contract(contract_name)?;
+    let mut subject: SubjectSpec = args.subject.parse()?;
+    prepare(&mut subject, args)?;
+    let contract = contract(&subject, args.contract.as_deref())?;
     let mutate = args.mutate.as_deref().map(Selection::parse).transpose()?;
     let packages = if args.packages.is_empty() { bundled_models() } else { args.packages.clone() };
-    if packages.len() > 1 && (args.golden.is_some() || args.prompt_ids.is_some()) {
-        return Err(CliError::Usage("--golden and --prompt-ids need one package; name it".into()));
+    let one_package =
+        args.golden.is_some() || args.prompt_ids.is_some() || matches!(subject, SubjectSpec::Dump(_));
+    if packages.len() > 1 && one_package {
+        return Err(CliError::Usage("--golden, --prompt-ids and a dump need one package; name it".into()));
     }
     let options = Options {
         subject: &subject,
@@ -73,10 +83,15 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     for name in &packages {
         bar.set_message(name.clone());
         let loaded = load(name, args.golden.as_deref(), &args.allow_unknown)?;
+        let own = prompts_of(&subject, &loaded)?;
         let (prompts, seeded) = match (&args.prompt_ids, &loaded.golden) {
             (Some(file), _) => (prompts(file, &loaded.config, args.tokens)?, false),
+            (None, _) if !own.is_empty() => (own, false),
             (None, Some(golden)) => (vec![golden.manifest().prompt.clone()], false),
-            (None, None) => (vec![seeded_prompt(&loaded.config)], true),
+            (None, None) => match &loaded.topk {
+                Some(topk) => (topk.runs.iter().map(|run| run.prompt.clone()).collect(), false),
+                None => (vec![seeded_prompt(&loaded.config)], true),
+            },
         };
         for (n, prompt) in prompts.iter().enumerate() {
             let mut result = verify(&loaded, prompt, &options, repro())?;
@@ -104,6 +119,59 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         Format::Html => report::html::verify(&results),
     };
     Ok(Outcome { report, code })
+}
+
+/// Hands the arguments that belong to a subject to it.
+fn prepare(subject: &mut SubjectSpec, args: &Args) -> Result<(), CliError> {
+    match (&mut *subject, &args.map) {
+        (SubjectSpec::Dump(dump), map) => dump.map.clone_from(map),
+        (_, Some(_)) => return Err(CliError::Usage("--map needs --subject dump:DIR".into())),
+        _ => {}
+    }
+    if let Some(seconds) = args.timeout {
+        let limit = std::time::Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero());
+        let limit = limit
+            .ok_or_else(|| CliError::Usage(format!("--timeout {seconds}: expected seconds, more than 0")))?;
+        match subject {
+            SubjectSpec::Command(command) => command.timeout = limit,
+            SubjectSpec::Library(library) => library.timeout = limit,
+            _ => return Err(CliError::Usage("--timeout needs --subject cmd:... or lib:...".into())),
+        }
+    }
+    // A library that runs whole models loads the package itself.
+    if let (SubjectSpec::Library(library), [package]) = (subject, &args.packages[..]) {
+        library.package = Some(fixtures::Package::open(package)?.dir().to_path_buf());
+    }
+    Ok(())
+}
+
+/// The contract by name, from a file, or as the subject declares it.
+fn contract(subject: &SubjectSpec, asked: Option<&str>) -> Result<Contract, CliError> {
+    if let (SubjectSpec::Library(library), None) = (subject, asked) {
+        let usage = |error: String| CliError::Usage(error);
+        // A library that crashes while it is loaded is reported by the run.
+        return match library.start() {
+            Ok(plugin) => declared(plugin.info()).map_err(usage),
+            Err(SubjectError::Unusable(reason)) => Err(usage(reason)),
+            Err(_) => Ok(Contract::named("f32").expect("a built-in contract")),
+        };
+    }
+    super::load::contract(asked.unwrap_or(subject.contract_name()))
+}
+
+/// The prompts that a dump says it is of.
+fn prompts_of(subject: &SubjectSpec, loaded: &Loaded) -> Result<Vec<Vec<u32>>, CliError> {
+    let SubjectSpec::Dump(spec) = subject else { return Ok(vec![]) };
+    let mut prompts = Vec::new();
+    for dump in spec.open().map_err(|error| CliError::Usage(error.to_string()))? {
+        check_ids(&dump.run.greedy, &loaded.config, "the dump's greedy ids")?;
+        if let Some(prompt) = dump.run.prompt {
+            check_ids(&prompt, &loaded.config, "the dump's prompt")?;
+            check_length(&prompt, &loaded.config, dump.run.steps, "the dump's prompt")?;
+            prompts.push(prompt);
+        }
+    }
+    Ok(prompts)
 }
 
 /// The bundled packages that are one model each.

@@ -70,7 +70,8 @@ pub struct Declared {
 
 /// Products that the NPU path keeps on the host: a router's scores and a shared expert's gate, a few
 /// outputs each, whose weights are no images.
-pub const HOST_PRODUCTS: &[&str] = &["router_logits", "shared_gate"];
+pub const HOST_PRODUCTS: &[&str] =
+    &["router_logits", "shared_gate", "altup_router", "altup_coefs", "altup_post_router", "altup_post_coefs"];
 
 /// Ops that run beside the matrix unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -248,6 +248,8 @@ fn next_seen(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Opti
         let reach = match mask.reach {
             Reach::Causal => Reach::Causal,
             Reach::Window(width) => Reach::Window(width + 1),
+            // Rows that see each other both ways have no next key to peek at.
+            Reach::All | Reach::TwoSided(_) => return None,
         };
         Some(Mask { first: mask.first + 1, reach })
     })
@@ -260,7 +262,14 @@ fn top_left(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Optio
 fn with_window(call: &Call<Tensor>, eval: &mut Eval, change: fn(usize) -> Option<Reach>) -> Option<Tensor> {
     with_mask(call, eval, |mask| match mask.reach {
         Reach::Window(width) => Some(Mask { reach: change(width)?, ..mask }),
-        Reach::Causal => None,
+        Reach::TwoSided(width) => {
+            let reach = match change(width)? {
+                Reach::Window(width) => Reach::TwoSided(width),
+                _ => Reach::All,
+            };
+            Some(Mask { reach, ..mask })
+        }
+        Reach::Causal | Reach::All => None,
     })
 }
 
@@ -382,7 +391,7 @@ fn no_maximum(call: &Call<Tensor>, _: Site, _: &History, _: &mut Eval) -> Option
 fn window_everywhere(call: &Call<Tensor>, _: Site, history: &History, eval: &mut Eval) -> Option<Tensor> {
     let width = history.masks().find_map(|mask| match mask.reach {
         Reach::Window(width) => Some(width),
-        Reach::Causal => None,
+        _ => None,
     })?;
     with_mask(call, eval, |mask| {
         (mask.reach == Reach::Causal).then_some(Mask { reach: Reach::Window(width), ..mask })

@@ -8,6 +8,9 @@ use std::fmt::Write;
 /// How many sites a table shows.
 const WORST: usize = 5;
 
+/// How many spans of sites a report shows.
+const SPANS: usize = 4;
+
 /// The report of `verify`: a paragraph and a table of the worst sites a package, then the verdict.
 pub fn verify(results: &[PackageResult], cost: bool) -> String {
     let mut text = String::new();
@@ -48,6 +51,7 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
             )?;
         }
     }
+    beside(text, result)?;
     if result.sites.is_empty() {
         return writeln!(text, "  again      {}", result.repro);
     }
@@ -111,17 +115,45 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
     Ok(())
 }
 
+/// What the subject showed beside its sites: notes, what could not be matched, what was judged as one.
+fn beside(text: &mut String, result: &PackageResult) -> std::fmt::Result {
+    for note in &result.notes {
+        writeln!(text, "  note       {note}")?;
+    }
+    for problem in &result.problems {
+        writeln!(text, "  unusable   {problem}")?;
+    }
+    if !result.unmatched.is_empty() {
+        writeln!(
+            text,
+            "  unmatched  {} of its names: {}",
+            result.unmatched.len(),
+            result.unmatched.join(", ")
+        )?;
+    }
+    for span in result.spans.iter().take(SPANS) {
+        let from = span.from.as_deref().unwrap_or("the tokens");
+        writeln!(text, "  span       judged from {from} to {}", span.to)?;
+    }
+    if result.spans.len() > SPANS {
+        writeln!(text, "             and {} more spans", result.spans.len() - SPANS)?;
+    }
+    Ok(())
+}
+
 fn reference(text: &mut String, result: &PackageResult) -> std::fmt::Result {
     let part = &result.reference;
     write!(text, "  reference  {} · golden {}", painted(part.verdict), part.golden)?;
-    if let (Some((equal, all)), Some(kl), Some(worst), Some(taps)) =
-        (part.argmax_equal, part.kl_max, &part.worst, part.taps)
-    {
+    if let (Some((equal, all)), Some(worst), Some(taps)) = (part.argmax_equal, &part.worst, part.taps) {
+        let what = if part.kl_max.is_some() { "taps" } else { "logits" };
         write!(
             text,
-            " · {taps} taps, worst {} at {:.2} of its limit · argmax equal at {equal} of {all} positions · KL at most {kl:.1e}",
+            " · {taps} {what}, worst {} at {:.2} of its limit · argmax equal at {equal} of {all} positions",
             worst.site, worst.ratio
         )?;
+    }
+    if let Some(kl) = part.kl_max {
+        write!(text, " · KL at most {kl:.1e}")?;
     }
     writeln!(text)
 }

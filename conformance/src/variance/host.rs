@@ -3,6 +3,7 @@
 //! These are limits rather than models: code may add in any order and its elementary functions may be
 //! off by [`Host::ulps`] units, so the variance covers the worst honest choice.
 
+use super::block::{conv_sizes, walk_sizes};
 use super::{Bounded, U, delta, rounding, ulp};
 use crate::contract::Host;
 use ndarray::{ArrayD, Zip};
@@ -24,7 +25,9 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
         }
         // Moving values rounds nothing.
         Call::Append { .. } | Call::Truncate { .. } | Call::Slice { .. } | Call::Concat { .. } => exact(r),
+        Call::StackRows { .. } | Call::Tail { .. } => exact(r),
         // A choice is right or wrong, never off by a rounding.
+        Call::Candidates { .. } | Call::Pick { .. } => exact(r),
         Call::RouterIndex { .. } => exact(r),
         // The factor may be held in f32.
         Call::Scale { factor, .. } => {
@@ -96,6 +99,18 @@ pub fn own(call: &Call<Bounded>, r: &ArrayD<f64>, host: Host) -> Own {
             let sizes: Vec<f64> = sizes.iter().copied().collect();
             let keys = *probs.value.shape().last().unwrap_or(&1) as f64;
             spread(r, |i, _| U * (keys + 2.0) * sizes[i])
+        }
+        // For every tap one sum, one product and one sum more.
+        Call::BlockConv { x, dynamic, conv, side } => {
+            let sizes = conv_sizes(&x.value, &dynamic.value, conv, *side);
+            let steps = conv.kernel as f64 + 2.0;
+            spread(r, |n, r| ulp(r) / 2.0 + steps * U * sizes[n])
+        }
+        // Two products for every column of the codebooks, their sum, and the logit.
+        Call::PathScores { logits, candidates, hidden, selector, anchor } => {
+            let operands = [&logits.value, &candidates.value, &hidden.value];
+            let (sizes, rank) = (walk_sizes(operands, selector, *anchor, r), selector.predecessor.inner());
+            spread(r, |n, r| ulp(r) / 2.0 + (rank as f64 + 3.0) * U * sizes[n])
         }
         // A sum and a product; the factor itself is rounded.
         Call::PerLayerInput { token, context, layer, width } => {

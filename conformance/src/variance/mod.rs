@@ -8,6 +8,7 @@
 //! from the formats of the contract and the data. A rounding to nearest is a uniform error of one
 //! unit in the last place: `V = ulp² / 12`. Errors of inputs are carried by first derivatives.
 
+mod block;
 mod delta;
 mod experts;
 mod host;
@@ -73,6 +74,19 @@ pub struct Expected {
     /// Whether the variance is a model of independent roundings, so that its square root is what the
     /// errors of many elements must show, or only a limit that they keep.
     pub calibrated: bool,
+}
+
+impl Expected {
+    /// The same for rows from `first` on.
+    pub fn from_row(&self, first: usize) -> Expected {
+        let rows = |x: &ArrayD<f64>| x.slice_axis(ndarray::Axis(0), ndarray::Slice::from(first..)).to_owned();
+        Expected {
+            r: rows(&self.r),
+            variance: rows(&self.variance),
+            bound: rows(&self.bound),
+            calibrated: self.calibrated,
+        }
+    }
 }
 
 /// Which truth a matrix product is judged with.

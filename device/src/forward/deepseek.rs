@@ -89,7 +89,7 @@ impl Deepseek {
         let [new, mut k_rope] = {
             let (mut latents, mut k_rope) = split(&kv_a, latent + turned, latent);
             pass.value("kv_a_latent", &[latent], &mut latents);
-            pass.value("k_pe", &[1, turned], &mut k_rope);
+            pass.value("k_pe", &[turned], &mut k_rope);
             [latents, k_rope]
         };
         let mut new = rms_norm(&new, &w.kv_a_layernorm, LATENT_EPS);

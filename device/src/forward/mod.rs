@@ -6,6 +6,7 @@ mod decoder;
 mod deepseek;
 mod feed_forward;
 mod gemma;
+mod gemma3n;
 mod gemma4;
 mod hybrid;
 mod lfm2;
@@ -117,6 +118,7 @@ pub(crate) fn program(config: &Config, weights: &Weights) -> Result<Box<dyn Prog
         (Config::Hybrid(c), Weights::Hybrid(w)) => Ok(Box::new(hybrid::Hybrid::new(c, w)?)),
         (Config::Lfm2(c), Weights::Lfm2(w)) => Ok(Box::new(lfm2::Lfm2::new(c, w)?)),
         (Config::Gemma(c), Weights::Gemma(w)) => Ok(Box::new(gemma::Gemma::new(c, w)?)),
+        (Config::Gemma3n(c), Weights::Gemma3n(w)) => Ok(Box::new(gemma3n::Gemma3n::new(c, w)?)),
         (Config::Gemma4(c), Weights::Gemma4(w)) => Ok(Box::new(gemma4::Gemma4::new(c, w)?)),
         _ => Err(DeviceError::Model { reason: format!("model_type {}", config.family()) }),
     }

@@ -40,7 +40,7 @@ pub(super) fn layer_images(i: usize, w: &PleLayerWeights) -> [(Key, Source); 2] 
 }
 
 impl Inputs {
-    /// Computes the inputs of all layers from token ids (`rows_of` the table) and embedded rows.
+    /// Computes the inputs of all layers from rows of the table (one a token) and embedded rows.
     ///
     /// Each row depends on its own token only, so this runs once a pass, outside the layers.
     pub fn new(

@@ -4,6 +4,7 @@
 //! on the number of threads nor on how rows are cut into launches.
 
 pub mod act;
+pub mod altup;
 pub mod attention;
 pub mod cache;
 pub mod conv;

@@ -125,6 +125,14 @@ impl<'a> ConfigReader<'a> {
         }
     }
 
+    /// A number of layers or experts: from 1 to 65536, so that nothing is made for each of more.
+    pub fn count(&mut self, key: &str) -> Result<usize, ConfigError> {
+        match self.usize(key)? {
+            n if (1..=1 << 16).contains(&n) => Ok(n),
+            _ => Err(self.wrong(key, "a whole number from 1 to 65536")),
+        }
+    }
+
     /// A non-negative integer, where it is given.
     pub fn usize_opt(&mut self, key: &str) -> Result<Option<usize>, ConfigError> {
         match self.get(key) {
@@ -268,11 +276,12 @@ mod tests {
 
     #[test]
     fn values_of_the_wrong_kind_are_refused() {
-        let map = map(json!({"a": -1, "b": "x", "c": 0, "d": 1.5}));
+        let map = map(json!({"a": -1, "b": "x", "c": 0, "d": 1.5, "many": 2_000_000_000}));
         let mut reader = ConfigReader::new(&map, "rope_parameters.");
         assert!(reader.usize("a").unwrap_err().to_string().starts_with("config key rope_parameters.a is -1"));
         assert!(reader.bool("b", false).is_err());
         assert!(reader.size("c").is_err());
+        assert!(reader.count("many").unwrap_err().to_string().contains("from 1 to 65536"));
         assert!(reader.usizes("d").is_err());
         assert_eq!(reader.f64("d"), Ok(1.5));
         assert!(matches!(reader.f64("e"), Err(ConfigError::Missing { .. })));

@@ -3,6 +3,7 @@
 mod attention;
 mod decoder;
 mod deepseek;
+mod draft;
 mod gemma;
 mod gemma3n;
 mod gemma4;
@@ -15,10 +16,12 @@ mod mtp;
 mod olmo2;
 mod phi3;
 mod ple;
+mod tapped;
 
 pub use attention::{KvCache, Tables};
 pub use decoder::{Decoder, DecoderState};
 pub use deepseek::{Deepseek, DeepseekState, LatentCache};
+pub use draft::{Borrowed, Context, Draft, DraftOutput, DraftState, DraftTables};
 pub use gemma::{Gemma, GemmaState, GemmaTables};
 pub use gemma3n::{Gemma3n, Gemma3nInputs, Gemma3nState};
 pub use gemma4::{Gemma4, Gemma4Inputs, Gemma4State};
@@ -30,6 +33,7 @@ pub use mtp::{Mtp, MtpState, Predicted};
 pub use olmo2::Olmo2;
 pub use phi3::Phi3;
 pub use ple::PleInputs;
+pub use tapped::{LastTap, Tapped};
 
 use crate::ops::Ops;
 use spec::{Config, Weights};

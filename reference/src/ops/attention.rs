@@ -12,6 +12,10 @@ pub enum Reach {
     Causal,
     /// The last `W` keys, the token's own included: `k <= q` and `k > q - W`.
     Window(usize),
+    /// Every key, later ones too: the rows of a draft's block see each other both ways.
+    All,
+    /// The keys nearer than `W`, before and behind: `|q - k| < W`.
+    TwoSided(usize),
 }
 
 /// Which keys a token sees. Row t of the pass stands at position `first + t`; key j at position j.
@@ -35,6 +39,8 @@ impl Mask {
         match self.reach {
             Reach::Causal => j <= q,
             Reach::Window(width) => j <= q && j + width > q,
+            Reach::All => true,
+            Reach::TwoSided(width) => j.abs_diff(q) < width,
         }
     }
 }
@@ -177,6 +183,14 @@ mod tests {
         assert_relative_eq!(p[[0, 0, 1]], 0.25, max_relative = 1e-6);
         assert_relative_eq!(p[[0, 0, 2]], 0.75, max_relative = 1e-6);
         assert_eq!(p[[0, 0, 3]], 0.0);
+    }
+
+    // Position 2 of 0 to 4 with |q - k| < 2 sees keys 1, 2 and 3; with every key in reach, all five.
+    #[test]
+    fn both_ways() {
+        let sees = |reach| (0..5).map(|j| Mask { first: 2, reach }.sees(0, j)).collect::<Vec<_>>();
+        assert_eq!(sees(Reach::TwoSided(2)), [false, true, true, true, false]);
+        assert_eq!(sees(Reach::All), [true; 5]);
     }
 
     // Keys e^0 + e^0 with a sink of e^ln2: 1/4 each, and the row sums to 1/2.

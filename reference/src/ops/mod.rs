@@ -7,6 +7,7 @@
 mod altup;
 mod append;
 mod attention;
+mod block_conv;
 mod causal_conv;
 mod clamped_swiglu;
 mod columns;
@@ -28,16 +29,19 @@ mod router;
 mod scale;
 mod scale_chosen;
 mod scale_columns;
+mod selector;
 mod sigmoid;
 mod slice;
 mod softcap;
 mod softmax;
 mod sparsify;
+mod stack_rows;
 mod streams;
 
 pub use altup::{altup_correct, altup_predict};
 pub use append::{append, truncate};
 pub use attention::{Mask, Reach, attn_ctx, attn_probs, attn_scores};
+pub use block_conv::{Side, block_conv};
 pub use causal_conv::{causal_conv, conv_state};
 pub use clamped_swiglu::clamped_swiglu;
 pub use columns::{Run, columns};
@@ -60,15 +64,18 @@ pub use router::{router_index, router_weights};
 pub use scale::scale;
 pub use scale_chosen::scale_chosen;
 pub use scale_columns::scale_columns;
+pub use selector::{candidates, path_scores, pick, step_scores};
 pub use sigmoid::{sigmoid, sigmoid_gate};
 pub use slice::{concat, slice};
 pub use softcap::softcap;
 pub use softmax::softmax;
 pub use sparsify::sparsify;
+pub use stack_rows::{stack_rows, tail};
 pub use streams::{add_to_streams, stack, stream, stream_mean};
 
 use crate::State;
 use ndarray::{ArcArray, ArrayD, IxDyn};
+use spec::families::draft::{DraftConv, Selector};
 use spec::families::moe::Router;
 use spec::families::{Activation, Conv, Linear};
 use spec::site::At;
@@ -165,6 +172,18 @@ pub enum Call<'a, T> {
     ClampedSwiglu { gate: &'a T, up: &'a T, alpha: f64, limit: f64 },
     /// See [`Ops::softcap`].
     Softcap { x: &'a T, cap: f64 },
+    /// See [`Ops::stack_rows`].
+    StackRows { above: &'a T, below: &'a T },
+    /// See [`Ops::tail`].
+    Tail { x: &'a T, keep: usize },
+    /// See [`Ops::block_conv`].
+    BlockConv { x: &'a T, dynamic: &'a T, conv: &'a DraftConv, side: Side },
+    /// See [`Ops::candidates`].
+    Candidates { logits: &'a T, k: usize },
+    /// See [`Ops::path_scores`].
+    PathScores { logits: &'a T, candidates: &'a T, hidden: &'a T, selector: &'a Selector, anchor: u32 },
+    /// See [`Ops::pick`].
+    Pick { scores: &'a T, candidates: Option<&'a T> },
     /// See [`Ops::per_layer_input`].
     PerLayerInput { token: &'a T, context: &'a T, layer: usize, width: usize },
     /// See [`Ops::stack`].
@@ -227,6 +246,12 @@ impl<'a, T> Call<'a, T> {
             Call::Mixture { .. } => "mixture",
             Call::ClampedSwiglu { .. } => "clamped_swiglu",
             Call::Softcap { .. } => "softcap",
+            Call::StackRows { .. } => "stack_rows",
+            Call::Tail { .. } => "tail",
+            Call::BlockConv { .. } => "block_conv",
+            Call::Candidates { .. } => "candidates",
+            Call::PathScores { .. } => "path_scores",
+            Call::Pick { .. } => "pick",
             Call::PerLayerInput { .. } => "per_layer_input",
             Call::Stack { .. } => "stack",
             Call::Stream { .. } => "stream",
@@ -272,6 +297,12 @@ impl<'a, T> Call<'a, T> {
             Call::Mixture { y, weights } => vec![y, weights],
             Call::ClampedSwiglu { gate, up, .. } => vec![gate, up],
             Call::Softcap { x, .. } => vec![x],
+            Call::StackRows { above, below } => vec![above, below],
+            Call::Tail { x, .. } => vec![x],
+            Call::BlockConv { x, dynamic, .. } => vec![x, dynamic],
+            Call::Candidates { logits, .. } => vec![logits],
+            Call::PathScores { logits, candidates, hidden, .. } => vec![logits, candidates, hidden],
+            Call::Pick { scores, candidates } => [*scores].into_iter().chain(*candidates).collect(),
             Call::PerLayerInput { token, context, .. } => vec![token, context],
             Call::Stack { parts } => parts.clone(),
             Call::Stream { x, .. } | Call::StreamMean { x } | Call::Sparsify { x, .. } => vec![x],
@@ -331,6 +362,16 @@ impl<'a, T> Call<'a, T> {
                 Call::ClampedSwiglu { gate: o(0), up: o(1), alpha, limit }
             }
             Call::Softcap { cap, .. } => Call::Softcap { x: o(0), cap },
+            Call::StackRows { .. } => Call::StackRows { above: o(0), below: o(1) },
+            Call::Tail { keep, .. } => Call::Tail { x: o(0), keep },
+            Call::BlockConv { conv, side, .. } => Call::BlockConv { x: o(0), dynamic: o(1), conv, side },
+            Call::Candidates { k, .. } => Call::Candidates { logits: o(0), k },
+            Call::PathScores { selector, anchor, .. } => {
+                Call::PathScores { logits: o(0), candidates: o(1), hidden: o(2), selector, anchor }
+            }
+            Call::Pick { candidates, .. } => {
+                Call::Pick { scores: o(0), candidates: candidates.map(|_| o(1)) }
+            }
             Call::PerLayerInput { layer, width, .. } => {
                 Call::PerLayerInput { token: o(0), context: o(1), layer, width }
             }
@@ -394,6 +435,14 @@ pub fn evaluate(call: &Call<Tensor>) -> Result<ArrayD<f64>, NonFinite> {
         Call::Mixture { y, weights } => mixture(y, weights).into_dyn(),
         Call::ClampedSwiglu { gate, up, alpha, limit } => clamped_swiglu(gate, up, *alpha, *limit),
         Call::Softcap { x, cap } => softcap(x, *cap),
+        Call::StackRows { above, below } => stack_rows(above, below).into_dyn(),
+        Call::Tail { x, keep } => tail(x, *keep),
+        Call::BlockConv { x, dynamic, conv, side } => block_conv(x, dynamic, conv, *side).into_dyn(),
+        Call::Candidates { logits, k } => candidates(logits, *k).into_dyn(),
+        Call::PathScores { logits, candidates, hidden, selector, anchor } => {
+            path_scores(logits, candidates, hidden, selector, *anchor)?.into_dyn()
+        }
+        Call::Pick { scores, candidates } => pick(scores, *candidates).into_dyn(),
         Call::PerLayerInput { token, context, layer, width } => {
             per_layer_input(token, context, *layer, *width).into_dyn()
         }
@@ -765,5 +814,53 @@ pub trait Ops {
         scale: &Vector,
     ) -> Self::Tensor {
         self.run(at, Call::ScaleChosen { weights, index, scale })
+    }
+
+    /// The rows of `above`, then those of `below`; `[tokens, columns]`.
+    fn stack_rows(&mut self, at: Site, above: &Self::Tensor, below: &Self::Tensor) -> Self::Tensor {
+        self.run(at, Call::StackRows { above, below })
+    }
+
+    /// The last `keep` rows of `x`.
+    fn tail(&mut self, at: Site, x: &Self::Tensor, keep: usize) -> Self::Tensor {
+        self.run(at, Call::Tail { x, keep })
+    }
+
+    /// `y[t, c] = Σ_o (base[side, o, c] + dynamic[t, side, o, c / g]) · x[t - o, c]`, `x` being 0 above the
+    /// block; `[rows, hidden]`.
+    fn block_conv(
+        &mut self,
+        at: Site,
+        x: &Self::Tensor,
+        dynamic: &Self::Tensor,
+        conv: &DraftConv,
+        side: Side,
+    ) -> Self::Tensor {
+        self.run(at, Call::BlockConv { x, dynamic, conv, side })
+    }
+
+    /// The ids of the `k` largest logits of every row, largest first; `[tokens, k]`.
+    fn candidates(&mut self, at: Site, logits: &Self::Tensor, k: usize) -> Self::Tensor {
+        self.run(at, Call::Candidates { logits, k })
+    }
+
+    /// `z_j[c] + Σ_r A[d_{j-1}, r] · g_j[r] · S[c, r]` of every candidate along the greedy walk from
+    /// `anchor`; `[tokens, k]`.
+    fn path_scores(
+        &mut self,
+        at: Site,
+        logits: &Self::Tensor,
+        candidates: &Self::Tensor,
+        hidden: &Self::Tensor,
+        selector: &Selector,
+        anchor: u32,
+    ) -> Self::Tensor {
+        self.run(at, Call::PathScores { logits, candidates, hidden, selector, anchor })
+    }
+
+    /// The id with the largest score of every row, the lowest of equal ones; `[tokens]`. Columns are ids,
+    /// or those that `candidates` gives.
+    fn pick(&mut self, at: Site, scores: &Self::Tensor, candidates: Option<&Self::Tensor>) -> Self::Tensor {
+        self.run(at, Call::Pick { scores, candidates })
     }
 }

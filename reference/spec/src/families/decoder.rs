@@ -226,7 +226,7 @@ fn turning(r: &mut ConfigReader, count: usize) -> Result<Vec<bool>, ConfigError>
 /// mistral, phi3: `sliding_window` on every layer. The others: `layer_types` where given; else, with
 /// `use_sliding_window`, the layers from `max_window_layers` on.
 fn windows(family: Family, r: &mut ConfigReader) -> Result<Vec<Option<usize>>, ConfigError> {
-    let count = r.size("num_hidden_layers")?;
+    let count = r.count("num_hidden_layers")?;
     let window = r.usize_opt("sliding_window")?;
     if window == Some(0) {
         return Err(r.wrong("sliding_window", "a positive number or null"));

@@ -78,7 +78,7 @@ impl DeepseekConfig {
             return Err(r.wrong("num_key_value_heads", &expected));
         }
         r.only("hidden_act", &[json!("silu")])?;
-        let count = r.size("num_hidden_layers")?;
+        let count = r.count("num_hidden_layers")?;
         let qk_rope_head_dim = r.size("qk_rope_head_dim")?;
         let qk_nope_head_dim = r.size("qk_nope_head_dim")?;
         // Widths that the framework writes beside the parts they are made of.

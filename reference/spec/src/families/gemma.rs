@@ -104,7 +104,7 @@ impl GemmaConfig {
         if query_pre_attn_scalar <= 0.0 {
             return Err(r.wrong("query_pre_attn_scalar", "a positive number"));
         }
-        let layers = r.size("num_hidden_layers")?;
+        let layers = r.count("num_hidden_layers")?;
         let layer_types = layered::layer_types(r, layers, if gemma3 { 6 } else { 2 })?;
         let (rope, rope_local) = if gemma3 {
             let default = |theta| RopeDefault { head_dim, theta, scaling: Scaling::Default };

@@ -142,7 +142,7 @@ impl Gemma3nConfig {
 
 /// What differs between layers.
 fn layers(r: &mut ConfigReader) -> Result<Vec<Gemma3nLayerConfig>, ConfigError> {
-    let count = r.size("num_hidden_layers")?;
+    let count = r.count("num_hidden_layers")?;
     let types = layered::layer_types(r, count, 5)?;
     let shared = r.usize_opt("num_kv_shared_layers")?.unwrap_or(15);
     let sources = layered::kv_sources(r, &types, shared)?;

@@ -152,7 +152,7 @@ fn moe(r: &mut ConfigReader) -> Result<Option<Gemma4MoeConfig>, ConfigError> {
         r.inert(&["num_experts", "top_k_experts", "moe_intermediate_size"]);
         return Ok(None);
     }
-    let (num_experts, num_experts_per_tok) = (r.size("num_experts")?, r.size("top_k_experts")?);
+    let (num_experts, num_experts_per_tok) = (r.count("num_experts")?, r.size("top_k_experts")?);
     // Expert ids are values at a site: f32 holds whole numbers up to 2^24.
     if num_experts > 1 << 24 {
         return Err(r.wrong("num_experts", "a whole number from 1 to 16777216"));
@@ -179,7 +179,7 @@ fn ple(r: &mut ConfigReader, layers: usize, vocab: usize) -> Result<Option<Ple>,
 
 /// What differs between layers.
 fn layers(r: &mut ConfigReader, heads: usize) -> Result<Vec<Gemma4LayerConfig>, ConfigError> {
-    let count = r.size("num_hidden_layers")?;
+    let count = r.count("num_hidden_layers")?;
     let mut types = layered::layer_types(r, count, 6)?;
     if r.present("layer_types") && types.last() == Some(&LayerType::Sliding) {
         return Err(r.wrong("layer_types", "a list whose last entry is full_attention"));

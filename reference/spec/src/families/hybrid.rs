@@ -212,7 +212,7 @@ fn divisor(r: &mut ConfigReader, key: &str, whole: &str, value: usize) -> Result
 
 /// `layer_types` where given; else every `full_attention_interval`-th layer is full.
 fn layer_types(r: &mut ConfigReader) -> Result<Vec<LayerType>, ConfigError> {
-    let count = r.size("num_hidden_layers")?;
+    let count = r.count("num_hidden_layers")?;
     let interval = r.usize_opt("full_attention_interval")?.unwrap_or(4);
     let Some(types) = r.strs("layer_types")? else {
         if interval == 0 {

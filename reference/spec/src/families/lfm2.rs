@@ -137,7 +137,7 @@ fn intermediate_size(r: &mut ConfigReader) -> Result<usize, ConfigError> {
 
 /// `layer_types`, or `full_attn_idxs` with convolutions elsewhere.
 fn layer_types(r: &mut ConfigReader) -> Result<Vec<LayerType>, ConfigError> {
-    let count = r.size("num_hidden_layers")?;
+    let count = r.count("num_hidden_layers")?;
     let full = r.usizes("full_attn_idxs")?;
     let Some(types) = r.strs("layer_types")? else {
         let full = full.ok_or_else(|| r.wrong("layer_types", "a list of conv and full_attention"))?;

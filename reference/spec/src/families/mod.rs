@@ -4,6 +4,7 @@
 
 pub mod decoder;
 pub mod deepseek;
+pub mod draft;
 pub mod gemma;
 pub mod gemma3n;
 pub mod gemma4;

@@ -1,0 +1,349 @@
+//! Calls into a loaded library: every raw pointer of the plug-in interface is made here.
+
+use super::abi::{ABI, Abi, Attention, ENTRY, NOT_SUPPORTED, OK};
+use super::call::OpCall;
+use super::wire::{Info, Reply, Tap};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
+
+/// Guard values before and behind every output.
+const GUARD: usize = 256;
+
+/// A quiet NaN with bits of its own: no arithmetic gives it.
+const GUARD_BITS: u32 = 0x7fe5_1a7e;
+
+/// What an output holds before it is written.
+const UNWRITTEN: f32 = f32::NAN;
+
+/// A loaded library. It is never unloaded: its process ends with it.
+pub(super) struct Library {
+    abi: Abi,
+    model: *mut c_void,
+    _library: libloading::Library,
+}
+
+impl Library {
+    pub(super) fn open(path: &Path) -> Result<Library, String> {
+        // SAFETY: loading runs the library's initialisers, which is what the user asked for; this process
+        // does nothing but serve it.
+        let library = unsafe { libloading::Library::new(path) }
+            .map_err(|error| format!("{} cannot be loaded: {error}", path.display()))?;
+        // SAFETY: the header gives the exported function this type.
+        let entry = unsafe { library.get::<unsafe extern "C" fn(u32) -> *const Abi>(ENTRY.as_bytes()) }
+            .map_err(|_| format!("{} does not export {ENTRY}; see karat.h", path.display()))?;
+        // SAFETY: as above; it takes a number by value.
+        let table = unsafe { entry(ABI) };
+        if table.is_null() {
+            return Err(format!("{} gave no table for interface version {ABI}", path.display()));
+        }
+        // SAFETY: every version of the table begins with two words of 32 bits.
+        let [abi, size] = unsafe { table.cast::<[u32; 2]>().read_unaligned() };
+        if abi != ABI {
+            return Err(format!(
+                "{} was built for interface version {abi}, this build has version {ABI}; build it with this karat.h",
+                path.display()
+            ));
+        }
+        let (least, known) = (std::mem::offset_of!(Abi, linear), size_of::<Abi>());
+        if (size as usize) < least || size as usize > 1 << 16 {
+            return Err(format!(
+                "{} says that its table takes {size} bytes, expected {known}",
+                path.display()
+            ));
+        }
+        let mut abi = Abi::default();
+        // SAFETY: the library says that its table has `size` bytes; no more are read than that or than ours
+        // has. Null pointers read as None, and fields that it does not have stay None.
+        unsafe {
+            let to = (&raw mut abi).cast::<u8>();
+            std::ptr::copy_nonoverlapping(table.cast::<u8>(), to, known.min(size as usize));
+        }
+        Ok(Library { abi, model: std::ptr::null_mut(), _library: library })
+    }
+
+    pub(super) fn info(&self) -> Info {
+        let a = &self.abi;
+        let ops = [
+            ("linear", a.linear.is_some()),
+            ("rms_norm", a.rms_norm.is_some()),
+            ("rope", a.rope.is_some()),
+            ("attention", a.attention.is_some()),
+            ("gated_act", a.gated_act.is_some()),
+            ("residual", a.residual.is_some()),
+            ("embed", a.embed.is_some()),
+        ];
+        let text = |s: Option<&'static c_char>| {
+            // SAFETY: the header says that these are strings, which live as long as the library.
+            s.map(|s| unsafe { CStr::from_ptr(s) }.to_string_lossy().into_owned())
+        };
+        Info {
+            name: text(a.name).unwrap_or_else(|| "unnamed".into()),
+            contract: text(a.contract),
+            ops: ops.iter().filter(|(_, has)| *has).map(|(op, _)| op.to_string()).collect(),
+            model: a.load.is_some() && a.reset.is_some() && a.step_batch.is_some(),
+        }
+    }
+
+    /// Runs an op: its inputs are checked against its formula first, its output and inputs afterwards.
+    pub(super) fn call(&self, call: &OpCall) -> Reply {
+        match self.run(call) {
+            Some(reply) => reply,
+            None => Reply::Failed(format!("{}: the shapes of its inputs do not make a call", call.op)),
+        }
+    }
+
+    fn run(&self, call: &OpCall) -> Option<Reply> {
+        let count = |name: &str, n: usize| call.input(name).is_none_or(|input| input.values.len() == n);
+        let all = call.elements();
+        let ptr = |name: &str| call.input(name).map_or(std::ptr::null(), |input| input.values.as_ptr());
+        let number = |name: &str| call.number(name);
+        let fits = call.inputs.iter().all(|i| i.shape.iter().product::<usize>() == i.values.len());
+        fits.then_some(())?;
+        Some(match call.op.as_str() {
+            "linear" => {
+                let Some(f) = self.abi.linear else { return Some(Reply::NotSupported) };
+                let ([tokens, inner], [out, k]) = (lengths(call, "x")?, lengths(call, "w")?);
+                (inner == k && all == tokens * out && count("b", out)).then_some(())?;
+                // SAFETY: the pointers are to as many values as the sizes say, checked above; the output lies
+                // between guards. What the library does beyond that is its own affair and its own process.
+                guarded(call, |y| unsafe {
+                    f(ptr("x"), ptr("w"), ptr("b"), y, tokens as u64, inner as u64, out as u64)
+                })
+            }
+            "rms_norm" => {
+                let Some(f) = self.abi.rms_norm else { return Some(Reply::NotSupported) };
+                let [rows, width] = lengths(call, "x")?;
+                (all == rows * width && count("weight", width)).then_some(())?;
+                // SAFETY: as for linear.
+                guarded(call, |y| unsafe {
+                    f(ptr("x"), ptr("weight"), y, rows as u64, width as u64, number("eps") as f32)
+                })
+            }
+            "rope" => {
+                let Some(f) = self.abi.rope else { return Some(Reply::NotSupported) };
+                let ([tokens, heads, dim], [rows, rotary]) = (lengths(call, "x")?, lengths(call, "cos")?);
+                let tables = rows == tokens && rotary <= dim && lengths(call, "sin")? == [rows, rotary];
+                (tables && all == tokens * heads * dim).then_some(())?;
+                let (tokens, heads, dim, rotary) = (tokens as u64, heads as u64, dim as u64, rotary as u64);
+                // SAFETY: as for linear.
+                guarded(call, |y| unsafe {
+                    let interleaved = number("interleaved") as i32;
+                    f(ptr("x"), ptr("cos"), ptr("sin"), y, tokens, heads, dim, rotary, interleaved)
+                })
+            }
+            "attention" => {
+                let Some(f) = self.abi.attention else { return Some(Reply::NotSupported) };
+                let [tokens, heads, head_dim] = lengths(call, "q")?;
+                let [keys, kv_heads, key_dim] = lengths(call, "k")?;
+                let [values, v_heads, value_dim] = lengths(call, "v")?;
+                let agree = head_dim == key_dim && keys == values && kv_heads == v_heads;
+                (agree && all == tokens * heads * value_dim && count("sinks", heads)).then_some(())?;
+                let shape = Attention {
+                    tokens: tokens as u64,
+                    keys: keys as u64,
+                    heads: heads as u64,
+                    kv_heads: kv_heads as u64,
+                    head_dim: head_dim as u64,
+                    value_dim: value_dim as u64,
+                    first: number("first") as u64,
+                    window: number("window") as u64,
+                    scale: number("scale"),
+                    softcap: number("softcap"),
+                };
+                // SAFETY: as for linear; `shape` outlives the call.
+                guarded(call, |y| unsafe {
+                    f(ptr("q"), ptr("k"), ptr("v"), ptr("sinks"), y, &raw const shape)
+                })
+            }
+            "gated_act" => {
+                let Some(f) = self.abi.gated_act else { return Some(Reply::NotSupported) };
+                (call.input("gate")?.values.len() == all && call.input("up")?.values.len() == all)
+                    .then_some(())?;
+                // SAFETY: as for linear.
+                guarded(call, |y| unsafe {
+                    f(ptr("gate"), ptr("up"), y, all as u64, number("gelu_tanh") as i32)
+                })
+            }
+            "residual" => {
+                let Some(f) = self.abi.residual else { return Some(Reply::NotSupported) };
+                (call.input("x")?.values.len() == all && call.input("branch")?.values.len() == all)
+                    .then_some(())?;
+                // SAFETY: as for linear.
+                guarded(call, |y| unsafe {
+                    f(ptr("x"), ptr("branch"), y, all as u64, number("multiplier") as f32)
+                })
+            }
+            "embed" => {
+                let Some(f) = self.abi.embed else { return Some(Reply::NotSupported) };
+                let [vocab, hidden] = lengths(call, "table")?;
+                let ids: Vec<u32> = call.input("ids")?.values.iter().map(|&id| id as u32).collect();
+                (all == ids.len() * hidden && ids.iter().all(|&id| (id as usize) < vocab)).then_some(())?;
+                let tokens = ids.len() as u64;
+                // SAFETY: as for linear; `ids` outlives the call.
+                guarded(call, |y| unsafe {
+                    let scale = number("scale") as f32;
+                    f(ids.as_ptr(), ptr("table"), y, tokens, vocab as u64, hidden as u64, scale)
+                })
+            }
+            _ => Reply::NotSupported,
+        })
+    }
+
+    pub(super) fn load(&mut self, package: &str) -> Reply {
+        let (Some(load), Ok(path)) = (self.abi.load, CString::new(package)) else {
+            return Reply::NotSupported;
+        };
+        // SAFETY: the path is a string that outlives the call.
+        let model = unsafe { load(path.as_ptr()) };
+        if model.is_null() {
+            return Reply::Failed(format!("load gave no model for {package}"));
+        }
+        if let (Some(unload), false) = (self.abi.unload, self.model.is_null()) {
+            // SAFETY: the pointer came from `load` and is not used again.
+            unsafe { unload(self.model) };
+        }
+        self.model = model;
+        Reply::Done
+    }
+
+    pub(super) fn reset(&mut self) -> Reply {
+        let Some(reset) = self.abi.reset.filter(|_| !self.model.is_null()) else {
+            return Reply::NotSupported;
+        };
+        // SAFETY: the pointer came from `load`.
+        match unsafe { reset(self.model) } {
+            OK => Reply::Done,
+            code => failed(code, "reset"),
+        }
+    }
+
+    pub(super) fn step(&mut self, ids: &[u32], vocab: usize) -> Reply {
+        let Some(step) = self.abi.step_batch.filter(|_| !self.model.is_null()) else {
+            return Reply::NotSupported;
+        };
+        let mut taps: Vec<Tap> = Vec::new();
+        let call = OpCall {
+            op: "step_batch".into(),
+            inputs: vec![],
+            numbers: vec![],
+            output: vec![ids.len(), vocab],
+        };
+        let context = (&raw mut taps).cast::<c_void>();
+        let model = self.model;
+        // SAFETY: the model came from `load`, the ids are as many as said, the output lies between guards, and
+        // `collect` gets `taps` back as what it is while nothing else touches it.
+        let reply = guarded(&call, |y| unsafe {
+            step(model, ids.as_ptr(), ids.len() as u64, y, vocab as u64, collect, context)
+        });
+        match reply {
+            Reply::Values(values) => {
+                taps.push(Tap { site: "logits".into(), shape: vec![ids.len(), vocab], values });
+                Reply::Taps(taps)
+            }
+            other => other,
+        }
+    }
+}
+
+/// The shape of an input, where it has as many axes as the op reads.
+fn lengths<const N: usize>(call: &OpCall, input: &str) -> Option<[usize; N]> {
+    call.input(input)?.shape.as_slice().try_into().ok()
+}
+
+/// Takes what a model shows. Runs inside the library's call.
+extern "C" fn collect(
+    context: *mut c_void,
+    site: *const c_char,
+    values: *const f32,
+    shape: *const u64,
+    rank: u32,
+) {
+    if context.is_null() || site.is_null() || values.is_null() || shape.is_null() || rank > 16 {
+        return;
+    }
+    // SAFETY: `context` is the list that `step` handed over, exclusively, for the time of the call.
+    let taps = unsafe { &mut *context.cast::<Vec<Tap>>() };
+    // SAFETY: the header says: a string, and `rank` lengths.
+    let (site, shape) = unsafe { (CStr::from_ptr(site), std::slice::from_raw_parts(shape, rank as usize)) };
+    let shape: Vec<usize> = shape.iter().map(|&n| n as usize).collect();
+    let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n < 1 << 40);
+    let Some(elements) = elements else { return };
+    // SAFETY: the header says: as many values as the shape has elements.
+    let values = unsafe { std::slice::from_raw_parts(values, elements) }.to_vec();
+    taps.push(Tap { site: site.to_string_lossy().into_owned(), shape, values });
+}
+
+/// Runs `f` on an output between guards; afterwards the guards and the inputs must be what they were.
+fn guarded(call: &OpCall, f: impl FnOnce(*mut f32) -> i32) -> Reply {
+    let n = call.elements();
+    let mut buffer = vec![f32::from_bits(GUARD_BITS); n + 2 * GUARD];
+    buffer[GUARD..GUARD + n].fill(UNWRITTEN);
+    let before = call.inputs.clone();
+    let code = f(buffer[GUARD..].as_mut_ptr());
+    let touched = |values: &[f32]| values.iter().filter(|v| v.to_bits() != GUARD_BITS).count();
+    let (ahead, behind) = (touched(&buffer[..GUARD]), touched(&buffer[GUARD + n..]));
+    if ahead + behind > 0 {
+        return Reply::Wild(format!(
+            "{} wrote outside its output of {n} values: {ahead} before it, {behind} behind it",
+            call.op
+        ));
+    }
+    let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+    if let Some((input, _)) = before.iter().zip(&call.inputs).find(|(a, b)| !same(&a.values, &b.values)) {
+        return Reply::Wild(format!("{} wrote into its input {}", call.op, input.name));
+    }
+    match code {
+        OK => Reply::Values(buffer[GUARD..GUARD + n].to_vec()),
+        code => failed(code, &call.op),
+    }
+}
+
+fn failed(code: i32, what: &str) -> Reply {
+    match code {
+        NOT_SUPPORTED => Reply::NotSupported,
+        code => Reply::Failed(format!("{what} returned {code}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::Input;
+
+    fn call() -> OpCall {
+        let x = Input { name: "x".into(), shape: vec![2], values: vec![1.0, 2.0] };
+        OpCall { op: "twice".into(), inputs: vec![x], numbers: vec![], output: vec![2] }
+    }
+
+    fn write(at: isize) -> Reply {
+        // SAFETY: the places lie inside the guards of the buffer under test.
+        guarded(&call(), |y| unsafe {
+            y.offset(at).write(2.0);
+            OK
+        })
+    }
+
+    #[test]
+    fn what_is_not_written_is_not_a_number() {
+        let Reply::Values(values) = write(1) else { panic!() };
+        assert!(values[0].is_nan());
+        assert_eq!(values[1], 2.0);
+    }
+
+    #[test]
+    fn writing_outside_is_seen() {
+        let outside = |ahead: usize, behind: usize| {
+            Reply::Wild(format!(
+                "twice wrote outside its output of 2 values: {ahead} before it, {behind} behind it"
+            ))
+        };
+        assert_eq!(write(2), outside(0, 1));
+        assert_eq!(write(-1), outside(1, 0));
+    }
+
+    #[test]
+    fn codes_of_the_header() {
+        assert_eq!(guarded(&call(), |_| NOT_SUPPORTED), Reply::NotSupported);
+        assert_eq!(guarded(&call(), |_| 2), Reply::Failed("twice returned 2".into()));
+    }
+}

@@ -1,0 +1,307 @@
+//! Frames between the two processes: a length of eight bytes, then fields one behind another, all
+//! little-endian; strings and lists begin with their length.
+
+use super::call::{Input, OpCall};
+use std::io::{self, Read, Write};
+
+/// What a library says about itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Info {
+    /// Its name.
+    pub name: String,
+    /// Its contract: a name or JSON.
+    pub contract: Option<String>,
+    /// The ops that it has.
+    pub ops: Vec<String>,
+    /// Whether it runs whole models.
+    pub model: bool,
+}
+
+/// A value that a model showed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tap {
+    /// The site's name.
+    pub site: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its values.
+    pub values: Vec<f32>,
+}
+
+/// What a process with a library is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Request {
+    Call(OpCall),
+    Load(String),
+    Reset,
+    Step { ids: Vec<u32>, vocab: usize },
+}
+
+/// What it answers.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// Sent first: the library is loaded.
+    Ready(Info),
+    /// Sent first: it is not, and why.
+    Refused(String),
+    /// The result of an op.
+    Values(Vec<f32>),
+    /// The taps of a pass; logits are one of them.
+    Taps(Vec<Tap>),
+    /// It did as it was told.
+    Done,
+    /// It does not handle these arguments.
+    NotSupported,
+    /// It returned an error.
+    Failed(String),
+    /// It wrote where it must not.
+    Wild(String),
+}
+
+#[derive(Default)]
+struct Fields(Vec<u8>);
+
+impl Fields {
+    fn number(&mut self, n: u64) -> &mut Self {
+        self.0.extend(n.to_le_bytes());
+        self
+    }
+
+    fn text(&mut self, text: &str) -> &mut Self {
+        self.number(text.len() as u64);
+        self.0.extend(text.as_bytes());
+        self
+    }
+
+    fn shape(&mut self, shape: &[usize]) -> &mut Self {
+        self.number(shape.len() as u64);
+        shape.iter().for_each(|&n| {
+            self.number(n as u64);
+        });
+        self
+    }
+
+    fn values(&mut self, values: &[f32]) -> &mut Self {
+        self.number(values.len() as u64);
+        self.0.extend_from_slice(bytemuck::cast_slice(values));
+        self
+    }
+}
+
+/// What is left of a frame. Every read says whether the frame was long enough.
+struct Rest<'a>(&'a [u8]);
+
+impl Rest<'_> {
+    fn number(&mut self) -> Option<u64> {
+        let (word, rest) = self.0.split_first_chunk::<8>()?;
+        self.0 = rest;
+        Some(u64::from_le_bytes(*word))
+    }
+
+    fn bytes(&mut self, length: usize) -> Option<&[u8]> {
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let length = self.number()? as usize;
+        Some(String::from_utf8_lossy(self.bytes(length)?).into_owned())
+    }
+
+    fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let length = self.number()?;
+        (0..length).map(|_| item(self)).collect()
+    }
+
+    fn shape(&mut self) -> Option<Vec<usize>> {
+        self.list(|rest| Some(rest.number()? as usize))
+    }
+
+    fn values(&mut self) -> Option<Vec<f32>> {
+        let length = (self.number()? as usize).checked_mul(4)?;
+        let words = self.bytes(length)?.as_chunks::<4>().0;
+        Some(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+    }
+}
+
+impl Request {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut f = Fields::default();
+        match self {
+            Request::Call(call) => {
+                f.number(0).text(&call.op).number(call.inputs.len() as u64);
+                for input in &call.inputs {
+                    f.text(&input.name).shape(&input.shape).values(&input.values);
+                }
+                f.number(call.numbers.len() as u64);
+                for (name, value) in &call.numbers {
+                    f.text(name).number(value.to_bits());
+                }
+                f.shape(&call.output);
+            }
+            Request::Load(package) => {
+                f.number(1).text(package);
+            }
+            Request::Reset => {
+                f.number(2);
+            }
+            Request::Step { ids, vocab } => {
+                f.number(3).number(*vocab as u64).number(ids.len() as u64);
+                ids.iter().for_each(|&id| {
+                    f.number(u64::from(id));
+                });
+            }
+        }
+        f.0
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Request> {
+        let mut rest = Rest(bytes);
+        Some(match rest.number()? {
+            0 => Request::Call(OpCall {
+                op: rest.text()?,
+                inputs: rest
+                    .list(|r| Some(Input { name: r.text()?, shape: r.shape()?, values: r.values()? }))?,
+                numbers: rest.list(|r| Some((r.text()?, f64::from_bits(r.number()?))))?,
+                output: rest.shape()?,
+            }),
+            1 => Request::Load(rest.text()?),
+            2 => Request::Reset,
+            3 => {
+                let vocab = rest.number()? as usize;
+                Request::Step { vocab, ids: rest.list(|r| u32::try_from(r.number()?).ok())? }
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl Reply {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut f = Fields::default();
+        match self {
+            Reply::Ready(info) => {
+                f.number(0).text(&info.name).number(u64::from(info.contract.is_some()));
+                f.text(info.contract.as_deref().unwrap_or("")).number(info.ops.len() as u64);
+                info.ops.iter().for_each(|op| {
+                    f.text(op);
+                });
+                f.number(u64::from(info.model));
+            }
+            Reply::Refused(reason) => {
+                f.number(1).text(reason);
+            }
+            Reply::Values(values) => {
+                f.number(2).values(values);
+            }
+            Reply::Taps(taps) => {
+                f.number(3).number(taps.len() as u64);
+                taps.iter().for_each(|tap| {
+                    f.text(&tap.site).shape(&tap.shape).values(&tap.values);
+                });
+            }
+            Reply::Done => {
+                f.number(4);
+            }
+            Reply::NotSupported => {
+                f.number(5);
+            }
+            Reply::Failed(reason) => {
+                f.number(6).text(reason);
+            }
+            Reply::Wild(what) => {
+                f.number(7).text(what);
+            }
+        }
+        f.0
+    }
+
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Reply> {
+        let mut rest = Rest(bytes);
+        Some(match rest.number()? {
+            0 => {
+                let (name, declared) = (rest.text()?, rest.number()? == 1);
+                let contract = Some(rest.text()?).filter(|_| declared);
+                Reply::Ready(Info { name, contract, ops: rest.list(Rest::text)?, model: rest.number()? == 1 })
+            }
+            1 => Reply::Refused(rest.text()?),
+            2 => Reply::Values(rest.values()?),
+            3 => Reply::Taps(
+                rest.list(|r| Some(Tap { site: r.text()?, shape: r.shape()?, values: r.values()? }))?,
+            ),
+            4 => Reply::Done,
+            5 => Reply::NotSupported,
+            6 => Reply::Failed(rest.text()?),
+            7 => Reply::Wild(rest.text()?),
+            _ => return None,
+        })
+    }
+}
+
+/// Writes one frame.
+pub(super) fn send(to: &mut impl Write, frame: &[u8]) -> io::Result<()> {
+    to.write_all(&(frame.len() as u64).to_le_bytes())?;
+    to.write_all(frame)?;
+    to.flush()
+}
+
+/// Reads one frame; nothing where the other side has closed.
+pub(super) fn receive(from: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut length = [0; 8];
+    match from.read_exact(&mut length) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        other => other?,
+    }
+    let length = u64::from_le_bytes(length);
+    // Grows with what is really there: a library that wrote into our pipe may claim anything.
+    let mut frame = Vec::new();
+    from.take(length).read_to_end(&mut frame)?;
+    Ok((frame.len() as u64 == length).then_some(frame))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_is_received() {
+        let x = Input { name: "x".into(), shape: vec![1, 2], values: vec![1.5, f32::INFINITY] };
+        let call = OpCall {
+            op: "linear".into(),
+            inputs: vec![x],
+            numbers: vec![("eps".into(), 1e-5)],
+            output: vec![1, 3],
+        };
+        let requests = [
+            Request::Call(call),
+            Request::Load("models/a".into()),
+            Request::Reset,
+            Request::Step { ids: vec![3, 1, 4], vocab: 7 },
+        ];
+        for request in requests {
+            let bytes = request.to_bytes();
+            assert_eq!(Request::from_bytes(&bytes), Some(request));
+            // Cut anywhere, it is no request and no panic.
+            (0..bytes.len()).for_each(|n| assert_eq!(Request::from_bytes(&bytes[..n]), None));
+        }
+        let info = Info { name: "mine".into(), contract: None, ops: vec!["linear".into()], model: true };
+        let tap = Tap { site: "out".into(), shape: vec![2], values: vec![0.0, -1.0] };
+        for reply in
+            [Reply::Ready(info), Reply::Taps(vec![tap]), Reply::Wild("y".into()), Reply::NotSupported]
+        {
+            assert_eq!(Reply::from_bytes(&reply.to_bytes()), Some(reply));
+        }
+    }
+
+    #[test]
+    fn frames_end_where_they_say() {
+        let mut pipe = Vec::new();
+        send(&mut pipe, b"one").unwrap();
+        send(&mut pipe, b"").unwrap();
+        let mut from = &pipe[..];
+        assert_eq!(receive(&mut from).unwrap().as_deref(), Some(&b"one"[..]));
+        assert_eq!(receive(&mut from).unwrap().as_deref(), Some(&b""[..]));
+        assert_eq!(receive(&mut from).unwrap(), None);
+    }
+}
