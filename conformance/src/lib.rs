@@ -4,6 +4,8 @@
 
 pub mod ab;
 pub mod audit;
+pub mod cases;
+pub mod check;
 pub mod cli;
 pub mod contract;
 pub mod draft;
@@ -15,6 +17,7 @@ pub mod goldens;
 pub mod judge;
 pub mod mutants;
 pub mod passes;
+pub mod probe;
 pub mod record;
 pub mod report;
 pub mod subject;

@@ -3,12 +3,14 @@
 mod ab;
 mod accept;
 mod audit;
+mod check;
 mod diff;
 mod draft;
 mod dump;
 mod error;
 mod inspect;
 pub(crate) mod load;
+mod probe;
 mod verify;
 
 pub use error::CliError;
@@ -52,6 +54,10 @@ pub enum Format {
 enum Verb {
     /// Does this subject compute this model right, and where does it first go wrong?
     Verify(verify::Args),
+    /// Does this subject compute each op right, on every shape and value class?
+    Check(check::Args),
+    /// Which weight element does the subject use for which output?
+    Probe(probe::Args),
     /// Which mistakes could this fixture not see?
     Audit(audit::Args),
     /// Write the values of a run: prefill, then greedy steps.
@@ -93,6 +99,8 @@ pub fn main() -> ExitCode {
     };
     let outcome = match &cli.verb {
         Verb::Verify(args) => verify::run(args, cli.format),
+        Verb::Check(args) => check::run(args, cli.format),
+        Verb::Probe(args) => probe::run(args, cli.format),
         Verb::Audit(args) => audit::run(args, cli.format),
         Verb::Dump(args) => dump::run(args, cli.format),
         Verb::Inspect(args) => inspect::run(args, cli.format),
