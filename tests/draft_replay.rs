@@ -92,7 +92,7 @@ fn compare(name: &str, dump: &Dump, taps: &Taps) {
         let golden = dump.f32(&info.name).unwrap().unwrap();
         let reference = last_keys(reference, golden.shape);
         assert_eq!(reference.shape(), golden.shape, "{name}: {}", info.name);
-        let noise = dump.noise(&info.name).map_or(0.0, |n| f64::from(n.f64_diff.max(n.f32_diff)));
+        let noise = dump.noise(&info.name).map_or(0.0, |n| n.f64_diff.max(n.f32_diff));
         let golden = golden.to_vec();
         let largest = golden.iter().fold(0f64, |m, &v| m.max(f64::from(v).abs()));
         for (n, (&g, &r)) in golden.iter().zip(reference.iter()).enumerate() {

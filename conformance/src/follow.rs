@@ -10,6 +10,9 @@ use reference::{Call, Ops, Tensor};
 use spec::{NonFinite, Site};
 use std::collections::BTreeMap;
 
+/// Rows of an image that are compared at a time, so that no whole matrix is held decoded.
+const IMAGE_ROWS: usize = 256;
+
 /// The values of a subject in one pass.
 pub type PassTaps = BTreeMap<Site, Tensor>;
 
@@ -90,15 +93,26 @@ impl<'a> Follow<'a> {
     fn compare_image(&mut self, at: Site, call: &Call<Bounded>) -> Result<(), NonFinite> {
         let Call::Linear { w, .. } = call else { return Ok(()) };
         let Some((_, image)) = self.images.iter().find(|(site, _)| *site == at) else { return Ok(()) };
-        let rule = decoded_image(&w.weight, self.contract.product_at(at))?;
-        let shape = [w.weight.out(), w.weight.inner()];
-        let values = image.to_values()?;
-        let zero = ndarray::ArrayD::zeros(ndarray::IxDyn(&shape));
-        let r = ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&shape), rule).expect("one value a weight");
-        let expected = Expected { r, variance: zero.clone(), bound: zero, calibrated: false };
-        let result = judge(&format!("image.{at}"), &shape, &values, &expected, &self.budget);
-        if result.verdict != crate::judge::Verdict::Passed {
+        let (out, inner) = (w.weight.out(), w.weight.inner());
+        for start in (0..out).step_by(IMAGE_ROWS) {
+            let rows = start..(start + IMAGE_ROWS).min(out);
+            let rule = decoded_image(&w.weight.rows(rows.clone()), self.contract.product_at(at))?;
+            let values = image.rows(rows.clone()).to_values()?;
+            if rule.iter().zip(&values).all(|(rule, value)| *rule == f64::from(*value)) {
+                continue;
+            }
+            let shape = [rows.len(), inner];
+            let zero = ndarray::ArrayD::zeros(ndarray::IxDyn(&shape));
+            let r =
+                ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&shape), rule).expect("one value a weight");
+            let expected = Expected { r, variance: zero.clone(), bound: zero, calibrated: false };
+            let mut result = judge(&format!("image.{at}"), &shape, &values, &expected, &self.budget);
+            result.worst.row += start;
+            if let Some(first) = &mut result.first_wrong {
+                first.row += start;
+            }
             self.results.push(result);
+            break;
         }
         Ok(())
     }

@@ -71,6 +71,12 @@ pub enum GateError {
     /// A weight is not finite.
     #[error(transparent)]
     Weights(#[from] NonFinite),
+    /// The golden of a pair does not tell its draft passes, or counts others.
+    #[error("the golden's draft passes: {reason}")]
+    Passes {
+        /// What is wrong.
+        reason: String,
+    },
     /// A tap has another shape than the reference's site.
     #[error("golden {tap} has shape {golden:?}, but the reference computes {reference:?} there")]
     Shape {
@@ -153,7 +159,7 @@ fn site_value(taps: &Taps, passes: &[Pass], tap: &str) -> Option<Tensor> {
 ///   of length 1 do not count.
 /// - The reference's tables hold every rotary frequency twice, as they are applied; an oracle may hold it
 ///   once.
-fn align(tap: &str, golden: Tensor, reference: Tensor) -> Result<(Tensor, Tensor), GateError> {
+pub(crate) fn align(tap: &str, golden: Tensor, reference: Tensor) -> Result<(Tensor, Tensor), GateError> {
     use ndarray::{Axis, Slice};
     if golden.shape() == reference.shape() {
         return Ok((golden, reference));
@@ -220,7 +226,7 @@ fn by_expert(values: &Tensor, index: &Tensor) -> Tensor {
     sorted
 }
 
-fn ratio(tap: &str, golden: &Tensor, reference: &Tensor, noise: f64) -> SiteRatio {
+pub(crate) fn ratio(tap: &str, golden: &Tensor, reference: &Tensor, noise: f64) -> SiteRatio {
     let largest = golden.iter().fold(0f64, |m, &v| m.max(f64::from(v).abs()));
     let limit = limit(largest, noise);
     let columns = golden.len() / golden.shape()[0].max(1);

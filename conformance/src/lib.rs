@@ -22,6 +22,7 @@
 pub mod ab;
 pub mod cli;
 pub mod contract;
+pub mod draft;
 pub mod dumping;
 pub mod emulate;
 pub mod follow;

@@ -1,6 +1,8 @@
 //! `verify`: does a subject compute a model right, and where does it first go wrong?
 
 use crate::contract::Contract;
+use crate::draft::judge::Runner;
+use crate::draft::{self, Pair};
 use crate::follow::{Follow, PassTaps, View, budget};
 use crate::golden_gate::{self, GateError, GoldenGate, argmax, kl};
 use crate::judge::{Budget, Mismatch, SiteResult, Verdict};
@@ -15,6 +17,7 @@ use crate::subject::{
 use crate::topk_gate;
 use crate::variance::{Bounded, Truth, Variance};
 use golden::{Dump, TopK, TopKRun};
+use reference::models::Draft;
 use reference::{Model, Plain, Tensor};
 use serde::Serialize;
 use spec::{Config, NonFinite, Site, Weights};
@@ -52,6 +55,8 @@ pub struct Loaded {
     pub golden: Option<Dump>,
     /// Its top-k golden, where it is a real model that has one.
     pub topk: Option<TopK>,
+    /// The draft beside it, where the package is a pair.
+    pub draft: Option<Draft>,
 }
 
 /// Why a package cannot be verified at all.
@@ -349,7 +354,9 @@ fn judged(
         _ => None,
     };
     let topk = loaded.topk.as_ref().and_then(|topk| topk.runs.iter().find(|run| run.prompt == prompt));
-    let given = golden.map(golden_gate::passes_of).or_else(|| topk.map(topk_gate::passes_of));
+    // The golden of a pair has passes of the draft only: the target goes its own steps.
+    let of_model = golden.filter(|_| loaded.draft.is_none());
+    let given = of_model.map(golden_gate::passes_of).or_else(|| topk.map(topk_gate::passes_of));
     let given = passes_of(given, dump.as_ref());
     let steps = dump.as_ref().map_or(options.steps, |dump| dump.run.steps);
     let (passes, logits) = free_run(loaded, prompt, given, steps).map_err(weights_at_fault)?;
@@ -358,7 +365,7 @@ fn judged(
     let topk = topk.filter(|run| topk_gate::passes_of(run).starts_with(&passes));
     let reference = || match topk {
         Some(run) => Ok(topk_part(loaded, run, &passes, &logits)),
-        None => reference_part(&loaded.model, golden),
+        None => reference_part(loaded, golden),
     };
 
     let mut mutant = options.mutate.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
@@ -387,8 +394,16 @@ fn judged(
             return Ok(result);
         }
     };
+    result.cost = ran.cost;
+    let remarks = &mut ran.remarks;
+    result.unmatched = std::mem::take(&mut remarks.unmatched);
+    result.problems = std::mem::take(&mut remarks.problems);
+    result.notes = std::mem::take(&mut remarks.notes);
+    judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
+    let in_draft = judge_draft(loaded, options, golden, &passes, &mut result).map_err(weights_at_fault)?;
     if let (Some(selection), Some(subject)) = (options.mutate, &mutant)
         && subject.applied().is_empty()
+        && !in_draft
     {
         return Err(VerifyError::AppliesNowhere {
             mutant: selection.mutant.name(),
@@ -398,12 +413,6 @@ fn judged(
         });
     }
     result.reference = reference().map_err(weights_at_fault)?;
-    result.cost = ran.cost;
-    let remarks = &mut ran.remarks;
-    result.unmatched = std::mem::take(&mut remarks.unmatched);
-    result.problems = std::mem::take(&mut remarks.problems);
-    result.notes = std::mem::take(&mut remarks.notes);
-    judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
     result.logits =
         judge_logits(loaded, options.contract, &passes, &ran.taps, &logits, ran.remarks.logit_variance)
             .map_err(weights_at_fault)?;
@@ -419,7 +428,9 @@ fn judged(
 }
 
 /// Why a golden is at fault, or the gate's result.
-fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResult, NonFinite> {
+///
+/// The golden of a pair is made of draft passes: target and draft are held to it together.
+fn reference_part(loaded: &Loaded, golden: Option<&Dump>) -> Result<ReferenceResult, NonFinite> {
     let skipped = ReferenceResult::skipped();
     let Some(dump) = golden else { return Ok(skipped) };
     let name = dump.path().file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
@@ -432,7 +443,14 @@ fn reference_part(model: &Model, golden: Option<&Dump>) -> Result<ReferenceResul
     if let Err(error) = dump.verify_hashes() {
         return Ok(broken(error.to_string()));
     }
-    match golden_gate::compare(model, dump) {
+    let gate = match &loaded.draft {
+        None => golden_gate::compare(&loaded.model, dump),
+        Some(draft) => match Pair::new(loaded.config.clone(), loaded.model.clone(), draft.clone()) {
+            Ok(pair) => draft::golden::compare(&pair, dump),
+            Err(error) => return Ok(broken(error.to_string())),
+        },
+    };
+    match gate {
         Err(GateError::Weights(source)) => Err(source),
         Err(error) => Ok(broken(error.to_string())),
         Ok(gate) => Ok(ReferenceResult {
@@ -632,6 +650,53 @@ fn judge_sites(
         result.sites.append(&mut follow.results);
     }
     Ok(())
+}
+
+/// Judges the draft of a pair, where there is one; whether a mutant found a place in it.
+///
+/// Blocks stand where the golden has them, else behind the prompt and the steps.
+fn judge_draft(
+    loaded: &Loaded,
+    options: &Options,
+    golden: Option<&Dump>,
+    passes: &[Pass],
+    result: &mut PackageResult,
+) -> Result<bool, NonFinite> {
+    let Some(pair) = &loaded.draft else { return Ok(false) };
+    let Ok(pair) = Pair::new(loaded.config.clone(), loaded.model.clone(), pair.clone()) else {
+        // The reference part says why.
+        return Ok(false);
+    };
+    let runner = match (options.mutate, options.subject) {
+        (Some(selection), _) => Runner::Mutant(selection),
+        (None, SubjectSpec::Reference) => Runner::Reference,
+        (None, _) => {
+            let reason = "the subject runs no drafts: the draft is held to its golden, the subject is judged on the target";
+            result.reason = Some(reason.into());
+            return Ok(false);
+        }
+    };
+    let told = golden.and_then(|golden| draft::golden::text_and_anchors(golden).ok());
+    let (text, anchors) = told.unwrap_or_else(|| {
+        let text: Vec<u32> = passes.iter().flat_map(|pass| pass.ids.iter().copied()).collect();
+        let anchors = (passes[0].ids.len()..text.len()).collect();
+        (text, anchors)
+    });
+    let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
+    let (contract, view) = (options.contract, options.view);
+    let mut of_draft = draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &judged)?;
+    if result.first_failure.is_none()
+        && let Some(wrong) = of_draft.sites.iter().find(|site| site.verdict == Verdict::Failed)
+    {
+        result.first_failure = Some(FirstFailure {
+            site: wrong.site.clone(),
+            element: wrong.first_wrong,
+            pattern: wrong.pattern.clone(),
+        });
+        result.explanation = of_draft.explanation.take();
+    }
+    result.sites.append(&mut of_draft.sites);
+    Ok(!of_draft.applied.is_empty())
 }
 
 /// Standard deviations of the logit difference within which a flip is a near tie.

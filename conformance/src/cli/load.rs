@@ -7,6 +7,8 @@ use fixtures::Package;
 use fixtures::random::SplitMix64;
 use golden::{Dump, TopK};
 use reference::Model;
+use reference::models::Draft;
+use spec::families::draft::{DraftConfig, DraftWeights};
 use spec::{Config, Weights};
 use std::path::Path;
 
@@ -31,7 +33,12 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
         check_ids(&golden.manifest().prompt, &parsed.config, "the golden's prompt")?;
         check_ids(&golden.manifest().greedy, &parsed.config, "the golden's greedy ids")?;
     }
+    let draft = match package.has_draft() {
+        true => Some(load_draft(&package.dir().display().to_string(), allowed)?.1),
+        false => None,
+    };
     Ok(Loaded {
+        draft,
         name: package.name().to_string(),
         model: Model::new(parsed.config.clone(), weights.clone()),
         config: parsed.config,
@@ -39,6 +46,16 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
         golden,
         topk,
     })
+}
+
+/// Opens a draft: the folder itself, or the draft of a pair.
+pub fn load_draft(name: &str, allowed: &[String]) -> Result<(String, Draft), CliError> {
+    let package = Package::pair(name).map(|(_, draft)| draft).or_else(|_| Package::open(name))?;
+    let called = if package.name() == "draft" { name } else { package.name() }.to_string();
+    let parsed = DraftConfig::parse(package.config(), allowed);
+    let (config, _) = parsed.map_err(|source| CliError::Config { package: called.clone(), source })?;
+    let weights = DraftWeights::load(&config, package.tensors())?;
+    Ok((called, Draft { config, weights }))
 }
 
 /// The repository's top-k golden of exactly this GGUF file, if there is one.
@@ -63,7 +80,8 @@ fn real_golden(package: &Package) -> Result<Option<TopK>, CliError> {
 fn check_golden(package: &Package, golden: &Dump) -> Result<(), CliError> {
     let expected = golden.expected_files();
     for (file, path) in package.files() {
-        let Some(expected) = expected.get(&file) else { continue };
+        let of_pair = || expected.get(&format!("target/{file}")).filter(|_| package.has_draft());
+        let Some(expected) = expected.get(&file).or_else(of_pair) else { continue };
         let found = golden::sha256_file(&path)?;
         if found != *expected {
             let tensor_file = path.display().to_string();

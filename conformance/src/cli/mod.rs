@@ -3,6 +3,7 @@
 mod ab;
 mod accept;
 mod diff;
+mod draft;
 mod dump;
 mod error;
 mod inspect;
@@ -58,6 +59,8 @@ enum Verb {
     Diff(diff::Args),
     /// Review changed goldens one by one, with a reason.
     Accept(accept::Args),
+    /// How good is this draft model for this target?
+    Draft(draft::Args),
     /// Do two arms give the same bytes, and which is cheaper?
     Ab(ab::Args),
     /// Runs a library under test in this process, for the judge that started it.
@@ -91,6 +94,7 @@ pub fn main() -> ExitCode {
         Verb::Inspect(args) => inspect::run(args, cli.format),
         Verb::Diff(args) => diff::run(args, cli.format),
         Verb::Accept(args) => accept::run(args, cli.format),
+        Verb::Draft(args) => draft::run(args, cli.format),
         Verb::Ab(args) => ab::run(args, cli.format),
         Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
     };

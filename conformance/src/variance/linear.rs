@@ -151,9 +151,10 @@ fn int8_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinit
     columns(input, w, |t, o, _| {
         let (a, w) =
             (&codes[t * input.inner..][..input.inner], &image.codes[o * input.inner..][..input.inner]);
-        let count: i64 = a.iter().zip(w).map(|(&a, &w)| i64::from(a) * i64::from(w)).sum();
+        // Exact in i32 up to 133144 inputs, and summed in vectors.
+        let count: i32 = a.iter().zip(w).map(|(&a, &w)| i32::from(a) * i32::from(w)).sum();
         let (sa, sw) = (f64::from(scales[t]), f64::from(image.scales[o]));
-        let count = count as f64;
+        let count = f64::from(count);
         let r = count * sa * sw;
         // f32(C), then · sA, then · sW; an integer below 2^24 is not rounded, nor is 0.
         let counted = if count as f32 as f64 == count { 0.0 } else { rounding(count) };

@@ -322,7 +322,7 @@ fn rope<'a>(
             check(&mut ConfigReader::new(object, &format!("{key}.")))?;
         }
     }
-    if head_dim % 2 != 0 {
+    if !head_dim.is_multiple_of(2) {
         return Err(top.wrong("head_dim", "an even number, as all of it turns"));
     }
     let mut rope = Rope::parse(top, head_dim)?;

@@ -1,0 +1,197 @@
+//! `karat draft` as scripts see it: counts, exit codes, and sentences that say what to do.
+
+use assert_cmd::Command;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// The oracle's prompt and the accept counts that it found for it.
+const PROMPT: &str = "74 33 17 37 72 4 14 43 81\n";
+
+fn karat(arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_karat")).args(arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+fn prompts(dir: &TempDir, text: &str) -> String {
+    let file = dir.path().join("prompts.txt");
+    std::fs::write(&file, text).unwrap();
+    file.display().to_string()
+}
+
+fn draft(prompts: &str, more: &[&str]) -> (i32, String, String) {
+    let base = ["draft", "--target", "dflash", "--draft", "dflash", "--prompt-ids", prompts];
+    karat(&[&base, more].concat())
+}
+
+#[test]
+fn counts_of_the_oracle() {
+    let dir = TempDir::new().unwrap();
+    let prompts = prompts(&dir, PROMPT);
+    let (code, out, err) = draft(&prompts, &["--tokens", "19", "--format", "json"]);
+    assert_eq!(code, 0, "{err}");
+    let value: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((value["schema"].as_str(), value["mode"].as_str()), (Some("karat/draft/1"), Some("walk")));
+    let prompt = &value["prompts"][0];
+    // The oracle's six full passes; the seventh asks for what is left behind position 23: three proposals.
+    let counts = prompt["accepted_each"].as_array().unwrap();
+    assert_eq!(counts[..6], [3, 3, 0, 0, 2, 0].map(Value::from));
+    let sum = |key: &str| prompt[key].as_u64().unwrap();
+    assert_eq!(sum("generated"), 19);
+    assert_eq!(sum("emitted"), 18);
+    assert_eq!(sum("passes") as usize, counts.len());
+    assert_eq!(prompt["tokens"].as_array().unwrap()[..6], [14, 69, 58, 53, 10, 61].map(Value::from));
+    let histogram = prompt["histogram"].as_array().unwrap();
+    assert_eq!(histogram.iter().map(|n| n.as_u64().unwrap()).sum::<u64>(), sum("passes"));
+    assert_eq!(value["total"]["accepted"], prompt["accepted"]);
+
+    let (code, out, _) = draft(&prompts, &["--tokens", "19", "--all-positions", "--format", "json"]);
+    let value: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, value["mode"].as_str()), (0, Some("all_positions")));
+    assert_eq!(value["prompts"][0]["passes"], json!(18));
+}
+
+#[test]
+fn text_and_markdown_print_the_definition_beside_the_numbers() {
+    let dir = TempDir::new().unwrap();
+    let prompts = prompts(&dir, PROMPT);
+    let (code, out, err) = draft(&prompts, &["--tokens", "6", "--window", "4"]);
+    assert_eq!((code, err), (0, String::new()), "no progress bar where nobody watches");
+    assert!(out.contains("(the bonus) is never counted") && out.contains("no speed result"), "{out}");
+    assert!(out.contains("the draft sees the last 4 context rows only"), "{out}");
+    let (code, out, _) = draft(&prompts, &["--tokens", "6", "--format", "md"]);
+    assert!(code == 0 && out.starts_with("### Draft `dflash` for target `dflash`"), "{out}");
+    assert!(out.lines().count() <= 60);
+    let (code, _, err) = draft(&prompts, &["--format", "junit"]);
+    assert_eq!((code, err.as_str()), (2, "karat: draft reports as text, json or md\n"));
+}
+
+#[test]
+fn bad_calls_say_what_to_do() {
+    let dir = TempDir::new().unwrap();
+    let good = prompts(&dir, PROMPT);
+    for (arguments, sentence) in [
+        (&["--tokens", "1"][..], "--tokens 1 leaves nothing to propose; expected at least 2"),
+        (&["--tokens", "500"], "more than the 128 positions that the model allows"),
+        (&["--embedding-scale", "inf"], "--embedding-scale is no finite number"),
+    ] {
+        let (code, out, err) = draft(&good, arguments);
+        assert!(code == 2 && out.is_empty() && err.contains(sentence), "{code}: {err}");
+    }
+    let bad = dir.path().join("bad.txt");
+    std::fs::write(&bad, "1 2 3\n\n4 five 6\n").unwrap();
+    let (code, _, err) = draft(&bad.display().to_string(), &[]);
+    assert!(code == 2 && err.contains("bad.txt, line 3: \"five\" is no token id"), "{err}");
+    std::fs::write(&bad, "1 2 97\n").unwrap();
+    let (code, _, err) = draft(&bad.display().to_string(), &[]);
+    assert!(code == 2 && err.contains("line 1") && err.contains("97"), "{err}");
+    let no_pair = ["draft", "--target", "qwen3", "--draft", "dflash", "--prompt-ids", &good];
+    let (code, _, err) = karat(&no_pair);
+    assert!(
+        code == 2 && err.contains("hidden width differs: not a pair; the draft has 32, the target 40"),
+        "{err}"
+    );
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/data").join(name)
+}
+
+/// A copy of the oracle's draft with its config changed.
+fn edited(dir: &TempDir, edit: impl FnOnce(&mut Value)) -> String {
+    let (from, to) = (data("dflash/draft"), dir.path().join("edited"));
+    std::fs::create_dir_all(&to).unwrap();
+    std::fs::copy(from.join("model.safetensors"), to.join("model.safetensors")).unwrap();
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(from.join("config.json")).unwrap()).unwrap();
+    edit(&mut config);
+    std::fs::write(to.join("config.json"), config.to_string()).unwrap();
+    to.display().to_string()
+}
+
+#[test]
+fn drafts_that_are_refused() {
+    let dir = TempDir::new().unwrap();
+    let good = prompts(&dir, PROMPT);
+    type Edit = fn(&mut Value);
+    let edits: [(Edit, &str); 7] = [
+        (
+            |c| drop(c.as_object_mut().unwrap().remove("target_layer_ids")),
+            "target_layer_ids is missing; expected the tapped layers",
+        ),
+        (|c| c["partial_rotary_factor"] = json!(0.25), "a draft turns all of head_dim"),
+        (|c| c["architectures"] = json!(["DFlashLagunaForCausalLM"]), "a Laguna draft norms every tap"),
+        (|c| c["architectures"] = json!(["DominoDraftModel"]), "sequential logits head"),
+        (|c| c["draft_vocab_size"] = json!(50), "a reduced vocabulary renumbers the logits"),
+        (|c| c["mask_token_id"] = json!(97), "mask_token_id 97 is outside the target's table of 97 rows"),
+        (
+            |c| c["target_layer_ids"] = json!([0, 2, 5]),
+            "target_layer_ids has 5, but the target has layers 0 to 4",
+        ),
+    ];
+    for (edit, sentence) in edits {
+        let draft = edited(&dir, edit);
+        let (code, out, err) =
+            karat(&["draft", "--target", "dflash", "--draft", &draft, "--prompt-ids", &good]);
+        assert!(code == 2 && out.is_empty(), "{code}: {out}");
+        assert!(err.contains(sentence) && err.lines().count() == 1, "{err}");
+    }
+    // Another count of taps than fc has columns for.
+    let draft = edited(&dir, |c| c["target_layer_ids"] = json!([0, 2]));
+    let (code, _, err) = karat(&["draft", "--target", "dflash", "--draft", &draft, "--prompt-ids", &good]);
+    assert!(
+        code == 2 && err.contains("encoder.fc.weight has shape [32, 96], but the config asks for [32, 64]"),
+        "{err}"
+    );
+}
+
+#[test]
+fn the_tap_of_the_last_layer_is_printed() {
+    let dir = TempDir::new().unwrap();
+    let good = prompts(&dir, PROMPT);
+    let draft = edited(&dir, |c| c["target_layer_ids"] = json!([0, 2, 4]));
+    let run = |more: &[&str]| {
+        let base = ["draft", "--target", "dflash", "--draft", &draft, "--prompt-ids", &good, "--tokens", "8"];
+        let (code, out, err) = karat(&[&base, more].concat());
+        assert_eq!(code, 0, "{err}");
+        out
+    };
+    assert!(run(&[]).contains("the target's last layer is tapped, raw (--last-tap)"));
+    assert!(
+        run(&["--last-tap", "normed"]).contains("the target's last layer is tapped, normed (--last-tap)")
+    );
+}
+
+#[test]
+fn verify_holds_a_pair_to_its_golden() {
+    for (name, blocks) in [("dflash", 6), ("dflash_muse", 5)] {
+        let (code, out, err) = karat(&["verify", name, "--subject", "reference", "--format", "json"]);
+        assert_eq!(code, 0, "{name}: {out}{err}");
+        let value: Value = serde_json::from_str(&out).unwrap();
+        let result = &value["results"][0];
+        assert_eq!(result["reference"]["verdict"], "PASSED", "{name}");
+        assert_eq!(
+            result["reference"]["argmax_equal"],
+            json!([3 * blocks, 3 * blocks]),
+            "three proposals each"
+        );
+        let sites = result["sites"].as_array().unwrap();
+        let last = format!("pass{}.proposals", blocks - 1);
+        for site in ["prefill.layers.0.q_proj", "pass0.ctx_fc", "pass1.layers.1.attn_probs", &last] {
+            let verdict = sites.iter().find(|s| s["site"] == site).map(|s| &s["verdict"]);
+            // More precise than the contract says is no failure.
+            assert!(verdict.is_some_and(|v| v == "PASSED" || v == "DRIFT"), "{name}: {site}: {verdict:?}");
+        }
+    }
+}
+
+#[test]
+fn a_mutant_in_the_draft_is_named_there() {
+    let mutate = "lin-transpose-square@layers.1.attn_out";
+    let (code, out, _) =
+        karat(&["verify", "dflash", "--mutate", mutate, "--sites", "pass*", "--format", "json"]);
+    assert_eq!(code, 1, "{out}");
+    let value: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(value["results"][0]["first_failure"]["site"], "pass0.layers.1.attn_out");
+}
