@@ -70,8 +70,8 @@ def first_tensor(value):
 class Writer:
     """A dump in the making, in a directory beside its target; nothing is left where it does not finish."""
 
-    def __init__(self, target):
-        self.target = pathlib.Path(target)
+    def __init__(self, target, heads_first):
+        self.target, self.heads_first, self.tokens = pathlib.Path(target), heads_first, 0
         if self.target.exists() and any(self.target.iterdir()):
             sys.exit(f"{self.target} exists and is not an empty directory; nothing was written")
         self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,6 +86,9 @@ class Writer:
             return
         values = values.detach().to(torch.float32).contiguous().cpu().numpy()
         values = values.reshape(values.shape[1:])  # the batch of one
+        # Some families norm their heads behind the exchange of heads and tokens.
+        if values.ndim == 3 and (values.shape[0] != self.tokens or self.heads_first):
+            values = values.transpose(1, 0, 2)
         if axes and len(axes) != values.ndim:
             values = values.reshape(values.shape[0], *([-1] if len(axes) == 2 else values.shape[1:]))
         data = values.astype("<f4").tobytes()
@@ -216,11 +219,13 @@ def model_hash(model):
 
 def export(model, hooks, prompt, steps, target, fields):
     """Writes the dump of one prompt."""
-    writer = Writer(target)
+    heads_first = model.config.get_text_config().model_type in ("gemma3", "gemma3_text")
+    writer = Writer(target, heads_first)
     try:
         hooks.writer, greedy, passes = writer, [], []
         ids, cache, position = prompt, None, 0
         for n in range(steps + 1):
+            writer.tokens = len(ids)
             hooks.name = "prefill" if n == 0 else f"step{n}"
             with torch.no_grad():
                 out = model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
@@ -236,6 +241,14 @@ def export(model, hooks, prompt, steps, target, fields):
     except BaseException:
         writer.drop()
         raise
+
+
+def load(name, **options):
+    """The model; its experts one by one where this version of the framework can say so."""
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, experts_implementation="eager", **options)
+    except (TypeError, ValueError):
+        return AutoModelForCausalLM.from_pretrained(name, **options)
 
 
 def read_prompts(file):
@@ -262,7 +275,7 @@ def main():
 
     torch.manual_seed(0)
     dtype = getattr(torch, args.dtype)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, attn_implementation="eager").eval()
+    model = load(args.model, dtype=dtype, attn_implementation="eager").eval()
     fields = {
         "format": "karat-dump/1",
         "producer": f"transformers {transformers.__version__}, torch {torch.__version__}",
