@@ -140,6 +140,9 @@ pub struct SiteResult {
     pub verdict: Verdict,
     /// How many elements.
     pub elements: usize,
+    /// How many of them an honest subject may round: the spread is taken over these, and over any other
+    /// that differs.
+    pub inexact: usize,
     /// How many of them are beyond their own limit.
     pub wrong: usize,
     /// Largest |z|.
@@ -294,6 +297,7 @@ pub fn judge(
         site: site.to_string(),
         verdict: Verdict::Passed,
         elements,
+        inexact: 0,
         wrong: 0,
         z_max: 0.0,
         z_rms: 0.0,
@@ -340,7 +344,7 @@ pub fn judge(
             by_tile[row / TILE.0 * tiles_across + col / TILE.1].add(z);
         }
     }
-    (result.z_rms, result.z_bias) = (pooled.rms(), pooled.mean());
+    (result.inexact, result.z_rms, result.z_bias) = (pooled.n, pooled.rms(), pooled.mean());
     if result.wrong > 0 {
         result.verdict = Verdict::Failed;
         result.pattern = Some(pattern(&wrong_at, rows, columns));
