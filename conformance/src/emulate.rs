@@ -1,12 +1,14 @@
 //! `Emulate`: an honest subject that rounds where its contract says.
 
-use crate::contract::{Contract, Product, int8_image, int8_row};
+use crate::contract::{
+    BLOCK, Contract, Declared, GROUP, Product, Q4Row, Rounding, bf16, block, int8_image, int8_row, q4_row,
+};
 use crate::variance::sent;
 use ndarray::Array2;
 use rayon::prelude::*;
 use reference::{Call, Ops, Tensor};
 use spec::families::Linear;
-use spec::{NonFinite, Site};
+use spec::{Matrix, NonFinite, Site};
 
 /// Computes matrix products in the declared arithmetic, to the bit; everything else as the reference.
 pub struct Emulate<'a> {
@@ -61,6 +63,7 @@ impl Ops for Emulate<'_> {
 ///
 /// - f32: `acc ← f32(acc + f32(x · w))`, left to right.
 /// - int8: `(f32(Σ ca · cw) · sA) · sW`.
+/// - the others: as at `WeightRow::dot`.
 ///
 /// A bias is added last, in f32.
 pub fn product(x: &Tensor, w: &Linear, product: Product) -> Result<Tensor, NonFinite> {
@@ -90,6 +93,17 @@ pub fn product(x: &Tensor, w: &Linear, product: Product) -> Result<Tensor, NonFi
             let y = |t: usize, o: usize| biased(o, (count(t, o) as f32 * scales[t]) * image.scales[o]);
             (0..out).into_par_iter().map(|o| (0..tokens).map(|t| y(t, o)).collect()).collect()
         }
+        Product::W4A8 | Product::W4A16 | Product::Bfp16 | Product::Declared(_) => {
+            let rows: Vec<Activation> =
+                (0..tokens).map(|t| Activation::new(&flat[t * inner..][..inner], product)).collect();
+            (0..out)
+                .into_par_iter()
+                .map(|o| {
+                    let row = WeightRow::new(&w.weight, o, product)?;
+                    Ok(rows.iter().map(|x| output(product, biased(o, row.dot(x)))).collect())
+                })
+                .collect::<Result<_, NonFinite>>()?
+        }
     };
     Ok(Array2::from_shape_fn((tokens, out), |(t, o)| columns[o][t]).into_dyn().into_shared())
 }
@@ -115,4 +129,122 @@ fn expert_products(
     }
     let shape = ndarray::IxDyn(&[index.shape()[0], index.shape()[1], out]);
     Ok(Tensor::from_shape_vec(shape, y).expect("one row a choice"))
+}
+
+/// An activation row in the format of its product.
+enum Activation {
+    /// Codes and one scale a group of 32.
+    Codes(Vec<i8>, Vec<f32>),
+    /// Rounded values.
+    Values(Vec<f32>),
+    /// Mantissas and exponents of blocks of 8.
+    Blocks(Vec<([i8; BLOCK], u8)>),
+}
+
+impl Activation {
+    fn new(x: &[f32], product: Product) -> Activation {
+        match product {
+            Product::W4A8 => {
+                let mut codes = vec![0i8; x.len()];
+                let groups = x.chunks(GROUP).zip(codes.chunks_mut(GROUP));
+                let scales = groups.map(|(x, codes)| int8_row(x, codes)).collect();
+                Activation::Codes(codes, scales)
+            }
+            Product::W4A16 => Activation::Values(x.iter().map(|&x| bf16(x)).collect()),
+            Product::Bfp16 => {
+                let rounded: Vec<f32> = x.iter().map(|&x| bf16(x)).collect();
+                Activation::Blocks(rounded.chunks(BLOCK).map(block).collect())
+            }
+            Product::Declared(d) => {
+                Activation::Values(x.iter().map(|&x| d.input.round(x, Rounding::NearestEven)).collect())
+            }
+            Product::F32 | Product::Host | Product::Int8 => Activation::Values(x.to_vec()),
+        }
+    }
+}
+
+/// One row of weights in the format of its product.
+enum WeightRow {
+    W4A8(Q4Row),
+    W4A16(Vec<f32>),
+    Bfp16(Vec<([i8; BLOCK], u8)>),
+    Declared(Vec<f32>, Declared),
+}
+
+impl WeightRow {
+    fn new(weight: &Matrix, o: usize, product: Product) -> Result<WeightRow, NonFinite> {
+        let mut row = vec![0f32; weight.inner()];
+        Ok(match product {
+            Product::W4A8 => WeightRow::W4A8(q4_row(weight, o, false)?),
+            Product::W4A16 => {
+                let coded = q4_row(weight, o, true)?;
+                WeightRow::W4A16((0..weight.inner()).map(|i| coded.value(i)).collect())
+            }
+            Product::Bfp16 => {
+                weight.decode(o, &mut row)?;
+                WeightRow::Bfp16(row.chunks(BLOCK).map(block).collect())
+            }
+            Product::Declared(d) => {
+                weight.decode(o, &mut row)?;
+                row.iter_mut().for_each(|w| *w = d.weight.round(*w, Rounding::NearestEven));
+                WeightRow::Declared(row, d)
+            }
+            Product::F32 | Product::Host | Product::Int8 => {
+                unreachable!("products with kernels of their own")
+            }
+        })
+    }
+
+    /// The product with an activation row, in the declared order of sums.
+    ///
+    /// ```text
+    /// w4a8      acc ← acc + s · (d · f32(Σ q a) + m · f32(Σ a))       blocks of 32
+    /// w4a16     t ← t + a · w in tiles of 32; acc ← acc + t
+    /// bfp16     acc ← acc + f32(Σ ma mw · 2^(EA+EW-266))             blocks of 8
+    /// declared  acc ← round(acc + Σ_tile x · w)
+    /// ```
+    fn dot(&self, x: &Activation) -> f32 {
+        match (self, x) {
+            (WeightRow::W4A8(w), Activation::Codes(codes, scales)) => {
+                let mut acc = 0f32;
+                for (g, (a, q)) in codes.chunks(GROUP).zip(w.codes.chunks(GROUP)).enumerate() {
+                    let (i1, i2) = block_sums(a, q, w.offset);
+                    acc += scales[g] * (w.scales[g] * i1 as f32 + w.zeros[g] * i2 as f32);
+                }
+                acc
+            }
+            (WeightRow::W4A16(w), Activation::Values(x)) => x
+                .chunks(GROUP)
+                .zip(w.chunks(GROUP))
+                .fold(0f32, |acc, (x, w)| acc + x.iter().zip(w).fold(0f32, |t, (x, w)| t + x * w)),
+            (WeightRow::Bfp16(w), Activation::Blocks(x)) => {
+                x.iter().zip(w).fold(0f32, |acc, ((ma, ea), (mw, ew))| {
+                    let i: i32 = ma.iter().zip(mw).map(|(&a, &w)| i32::from(a) * i32::from(w)).sum();
+                    let scale = libm::ldexp(1.0, i32::from(*ea) + i32::from(*ew) - 266);
+                    acc + (f64::from(i) * scale) as f32
+                })
+            }
+            (WeightRow::Declared(w, d), Activation::Values(x)) => {
+                x.chunks(d.tile).zip(w.chunks(d.tile)).fold(0f32, |acc, (x, w)| {
+                    let tile: f64 = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+                    d.accumulator.round_exact(f64::from(acc) + tile, d.rounding)
+                })
+            }
+            _ => unreachable!("activations and weights of one product"),
+        }
+    }
+}
+
+/// `(Σ (q - offset) · a, Σ a)` of a block.
+pub(crate) fn block_sums(a: &[i8], q: &[u8], offset: u8) -> (i32, i32) {
+    let i1 = a.iter().zip(q).map(|(&a, &q)| i32::from(a) * (i32::from(q) - i32::from(offset))).sum();
+    (i1, a.iter().map(|&a| i32::from(a)).sum())
+}
+
+/// The result in the declared output format.
+fn output(product: Product, y: f32) -> f32 {
+    match product {
+        Product::Declared(d) => d.output.round(y, d.rounding),
+        _ => y,
+    }
 }

@@ -4,6 +4,7 @@
 
 use crate::contract::{Contract, decoded_image};
 use crate::judge::{Budget, SiteResult, judge, rows_and_columns};
+use crate::mutants::History;
 use crate::mutants::explain::{Explanation, explain};
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use reference::{Call, Ops, Tensor};
@@ -50,6 +51,8 @@ pub struct Follow<'a> {
     gap: (Option<Site>, bool),
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
+    /// What the subject computed so far, or the reference where it does not show it.
+    history: History,
     error: Option<NonFinite>,
 }
 
@@ -79,6 +82,7 @@ impl<'a> Follow<'a> {
             spans: Vec::new(),
             gap: (None, false),
             explanation: None,
+            history: History::new(),
             error: None,
         }
     }
@@ -133,7 +137,7 @@ impl<'a> Follow<'a> {
         }
         if result.verdict == crate::judge::Verdict::Failed && self.explain {
             self.explain = false;
-            self.explanation = explain(at, call, subject, self.contract);
+            self.explanation = explain(at, call, subject, self.contract, &self.history);
         }
         self.results.push(result);
     }
@@ -158,7 +162,9 @@ impl Ops for Follow<'_> {
                 self.compare(at, &call, subject, &expected);
                 self.gap = (Some(at), false);
                 if self.view == View::Own {
-                    return continued(subject, expected);
+                    let continued = continued(subject, expected);
+                    self.history.note(at, &call, continued.value.clone());
+                    return continued;
                 }
             }
             None => {
@@ -167,6 +173,7 @@ impl Ops for Follow<'_> {
             }
         }
         let value = expected.r.mapv(|v| v as f32).into_shared();
+        self.history.note(at, &call, value.clone());
         let exact = expected.variance.iter().all(|&v| v == 0.0);
         Bounded { value, variance: (!exact).then(|| expected.variance.into_shared()) }
     }

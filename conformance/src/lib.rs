@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ab;
+pub mod audit;
 pub mod cli;
 pub mod contract;
 pub mod draft;

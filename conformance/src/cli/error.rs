@@ -34,6 +34,9 @@ pub enum CliError {
     /// A mutant that does not exist.
     #[error(transparent)]
     Select(#[from] SelectError),
+    /// A contract file that is none.
+    #[error(transparent)]
+    Contract(#[from] crate::contract::ContractError),
     /// A subject that does not exist.
     #[error(transparent)]
     Subject(#[from] UnknownSubject),

@@ -1,6 +1,7 @@
 //! Opening packages and prompts.
 
 use super::CliError;
+use crate::contract::Contract;
 use crate::goldens::own_goldens;
 use crate::verify::Loaded;
 use fixtures::Package;
@@ -14,6 +15,9 @@ use std::path::Path;
 
 /// Opens a package and loads its model; `golden` overrides the package's own.
 pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loaded, CliError> {
+    if let Some(model) = fixtures::seeded::named(name) {
+        return seeded_model(name, &model, golden);
+    }
     let package = Package::open(name)?;
     let parsed = Config::parse(package.config(), allowed)
         .map_err(|source| CliError::Config { package: package.name().to_string(), source })?;
@@ -74,6 +78,34 @@ fn real_golden(package: &Package) -> Result<Option<TopK>, CliError> {
         }
     }
     Ok(None)
+}
+
+/// A built-in contract by name, or the contract in a file.
+pub fn contract(name: &str) -> Result<Contract, CliError> {
+    if let Some(contract) = Contract::named(name) {
+        return Ok(contract);
+    }
+    if !Path::new(name).is_file() {
+        let known = Contract::NAMES.join(", ");
+        return Err(CliError::Usage(format!("no contract is called {name}; there are {known}, and files")));
+    }
+    let text = std::fs::read_to_string(name).map_err(|error| CliError::Io(name.to_string(), error))?;
+    Ok(Contract::parse(&text, name)?)
+}
+
+/// A seeded model, which is no directory and has no golden of its own.
+fn seeded_model(
+    name: &str,
+    model: &fixtures::seeded::Seeded,
+    golden: Option<&Path>,
+) -> Result<Loaded, CliError> {
+    let config = Config::parse(&model.config, &[])
+        .map_err(|source| CliError::Config { package: name.to_string(), source })?
+        .config;
+    let weights = Weights::load(&config, model)?;
+    let golden = golden.map(Dump::open).transpose()?;
+    let reference = Model::new(config.clone(), weights.clone());
+    Ok(Loaded { name: name.to_string(), model: reference, config, weights, golden, topk: None, draft: None })
 }
 
 /// Refuses a golden that was made from other weights.

@@ -2,6 +2,7 @@
 
 mod ab;
 mod accept;
+mod audit;
 mod diff;
 mod draft;
 mod dump;
@@ -51,6 +52,8 @@ pub enum Format {
 enum Verb {
     /// Does this subject compute this model right, and where does it first go wrong?
     Verify(verify::Args),
+    /// Which mistakes could this fixture not see?
+    Audit(audit::Args),
     /// Write the values of a run: prefill, then greedy steps.
     Dump(dump::Args),
     /// What is in this package; would it be refused, and why?
@@ -90,6 +93,7 @@ pub fn main() -> ExitCode {
     };
     let outcome = match &cli.verb {
         Verb::Verify(args) => verify::run(args, cli.format),
+        Verb::Audit(args) => audit::run(args, cli.format),
         Verb::Dump(args) => dump::run(args, cli.format),
         Verb::Inspect(args) => inspect::run(args, cli.format),
         Verb::Diff(args) => diff::run(args, cli.format),

@@ -156,16 +156,7 @@ fn contract(subject: &SubjectSpec, asked: Option<&str>) -> Result<Contract, CliE
             Err(_) => Ok(Contract::named("f32").expect("a built-in contract")),
         };
     }
-    let name = asked.unwrap_or(subject.contract_name());
-    if let Some(contract) = Contract::named(name) {
-        return Ok(contract);
-    }
-    let known = Contract::NAMES.join(", ");
-    if !std::path::Path::new(name).is_file() {
-        return Err(CliError::Usage(format!("no contract is called {name}; there are {known}")));
-    }
-    let text = std::fs::read_to_string(name).map_err(|error| CliError::Io(name.to_string(), error))?;
-    serde_json::from_str(&text).map_err(|error| CliError::Usage(format!("{name}: {error}")))
+    super::load::contract(asked.unwrap_or(subject.contract_name()))
 }
 
 /// The prompts that a dump says it is of.
@@ -184,7 +175,7 @@ fn prompts_of(subject: &SubjectSpec, loaded: &Loaded) -> Result<Vec<Vec<u32>>, C
 }
 
 /// The bundled packages that are one model each.
-fn bundled_models() -> Vec<String> {
+pub fn bundled_models() -> Vec<String> {
     let is_model = |name: &String| fixtures::Package::open(name).is_ok_and(|package| !package.has_draft());
     fixtures::bundled().into_iter().filter(is_model).collect()
 }

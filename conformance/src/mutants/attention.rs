@@ -1,12 +1,12 @@
-//! Mistakes of the attention core, its masks and its caches.
+//! Mistakes of the attention core and its masks.
 
-use super::{Apply, Eval, History, Mutant};
+use super::{Eval, History, Mutant, mutant};
 use ndarray::Axis;
 use reference::ops::{Mask, Reach};
 use reference::{Call, Tensor};
-use spec::Site;
+use spec::{Site, Vector};
 
-/// The catalogue's attention, mask and cache mutants.
+/// The catalogue's attention and mask mutants.
 pub static MUTANTS: &[Mutant] = &[
     mutant(
         "attn-gqa-map",
@@ -70,24 +70,77 @@ pub static MUTANTS: &[Mutant] = &[
         window_missing,
     ),
     mutant(
-        "kv-slot-off-by-one",
-        "",
-        "the first new row overwrites the last old one",
-        "a cache that holds rows",
-        slot_off_by_one,
+        "attn-scale-wrong-dim",
+        "head-dim",
+        "the scale is 1/√head_dim where the model says otherwise",
+        "a scale other than 1/√head_dim",
+        head_dim_scale,
     ),
-    mutant("kv-chunk-lost", "", "rows of earlier passes are zero", "a cache that holds rows", history_lost),
+    mutant(
+        "attn-scale-wrong-dim",
+        "hidden",
+        "the scale is 1/√(hidden/heads)",
+        "hidden/heads other than head_dim",
+        hidden_scale,
+    ),
+    mutant(
+        "attn-softcap-missing",
+        "scale-after",
+        "the scale is applied behind the cap",
+        "capped scores",
+        scale_after_cap,
+    ),
+    mutant(
+        "attn-sink",
+        "sigmoid",
+        "a factor σ(-sink) in the place of the sink",
+        "attention with sinks",
+        sigmoid_sink,
+    ),
+    mutant(
+        "attn-online-normalise",
+        "",
+        "the sum is not rescaled when the maximum of a block of 8 keys moves",
+        "more than 8 keys, the largest score behind the first 8",
+        not_rescaled,
+    ),
+    mutant(
+        "attn-partial-reduction",
+        "dot",
+        "the dot product covers the first half of a head",
+        "heads of two values or more",
+        half_dot,
+    ),
+    mutant(
+        "attn-partial-reduction",
+        "sum",
+        "the denominator covers the first 16 keys",
+        "more than 16 keys",
+        partial_sum,
+    ),
+    mutant(
+        "attn-softmax-no-max",
+        "",
+        "exp(s) in f32 without the maximum taken off",
+        "scores above 88",
+        no_maximum,
+    ),
+    mutant(
+        "mask-layer-pattern",
+        "",
+        "a full layer gets the window of the sliding ones",
+        "full and sliding layers, and a window shorter than the sequence",
+        window_everywhere,
+    ),
+    mutant("mask-pad-attended", "", "one unwritten key of zeros is attended to", "attention", padding_seen),
+    mutant(
+        "rope-nope-layers",
+        "",
+        "the query of a layer without positions is turned",
+        "layers with and without positions",
+        turned_without_positions,
+    ),
 ];
-
-const fn mutant(
-    id: &'static str,
-    variant: &'static str,
-    formula: &'static str,
-    needs: &'static str,
-    apply: Apply,
-) -> Mutant {
-    Mutant { id, variant, formula, needs, apply }
-}
 
 /// Scores or context with the key head of every query head chosen by `map(h, heads, kv_heads)`.
 fn with_head_map(
@@ -96,7 +149,7 @@ fn with_head_map(
     map: fn(usize, usize, usize) -> usize,
 ) -> Option<Tensor> {
     let (heads, shared) = match call {
-        Call::AttnScores { q, k, .. } => (q.shape()[1], k),
+        Call::AttnScores { q, k, .. } => (q.len() / q.shape()[0].max(1) / k.shape()[2], k),
         Call::AttnCtx { probs, v } => (probs.shape()[0], v),
         _ => return None,
     };
@@ -232,19 +285,138 @@ fn window_missing(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) ->
     with_window(call, eval, |_| Some(Reach::Causal))
 }
 
-fn slot_off_by_one(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
-    let Call::Append { cache: Some(cache), .. } = call else { return None };
-    let old = cache.shape()[0];
-    let mut y = eval(call);
-    let first_new = y.index_axis(Axis(0), old).to_owned();
-    y.index_axis_mut(Axis(0), old - 1).assign(&first_new);
+fn another_scale(call: &Call<Tensor>, eval: &mut Eval, scale_of: impl Fn(f64) -> f64) -> Option<Tensor> {
+    let Call::AttnScores { q, k, scale, softcap } = *call else { return None };
+    let changed = scale_of(k.shape()[2] as f64);
+    // Equal within rounding is the same scale.
+    if (changed / scale - 1.0).abs() < 1e-6 {
+        return None;
+    }
+    Some(eval(&Call::AttnScores { q, k, scale: changed, softcap }))
+}
+
+fn head_dim_scale(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    another_scale(call, eval, |head_dim| 1.0 / head_dim.sqrt())
+}
+
+fn hidden_scale(call: &Call<Tensor>, at: Site, history: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::AttnScores { q, k, .. } = *call else { return None };
+    let hidden = history.value(at, "attn_norm")?.shape()[1] as f64;
+    let heads = (q.len() / q.shape()[0].max(1) / k.shape()[2]) as f64;
+    another_scale(call, eval, |_| 1.0 / (hidden / heads).sqrt())
+}
+
+fn scale_after_cap(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::AttnScores { q, k, scale, softcap: Some(cap) } = *call else { return None };
+    let capped = eval(&Call::AttnScores { q, k, scale: 1.0, softcap: Some(cap) });
+    Some(capped.mapv(|s| (f64::from(s) * scale) as f32).into_shared())
+}
+
+fn sigmoid_sink(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::AttnProbs { scores, mask, sinks: Some(sinks) } = *call else { return None };
+    let mut y = eval(&Call::AttnProbs { scores, mask, sinks: None });
+    for (mut head, &sink) in y.axis_iter_mut(Axis(0)).zip(sinks.iter()) {
+        head.mapv_inplace(|p| p / (1.0 + libm::expf(sink)));
+    }
     Some(y)
 }
 
-fn history_lost(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
-    let Call::Append { cache: Some(cache), .. } = call else { return None };
-    let old = cache.shape()[0];
-    let mut y = eval(call);
-    y.axis_iter_mut(Axis(0)).take(old).for_each(|mut row| row.fill(0.0));
-    Some(y)
+/// Probabilities row by row: `weigh(scores of the keys that are seen)` gives what stands for them.
+fn by_row(call: &Call<Tensor>, weigh: impl Fn(&[f64]) -> Vec<f64>) -> Option<Tensor> {
+    let Call::AttnProbs { scores, mask, sinks: None } = *call else { return None };
+    let (tokens, keys) = (scores.shape()[1], scores.shape()[2]);
+    let mut y = Vec::with_capacity(scores.len());
+    for (n, row) in scores.iter().copied().collect::<Vec<f32>>().chunks_exact(keys).enumerate() {
+        let seen: Vec<usize> = (0..keys).filter(|&j| mask.sees(n % tokens, j)).collect();
+        let weights = weigh(&seen.iter().map(|&j| f64::from(row[j])).collect::<Vec<_>>());
+        let mut probs = vec![0f32; keys];
+        seen.iter().zip(weights).for_each(|(&j, w)| probs[j] = w as f32);
+        y.extend(probs);
+    }
+    super::shaped(scores, y)
+}
+
+fn largest(scores: &[f64]) -> f64 {
+    scores.iter().copied().fold(f64::NEG_INFINITY, f64::max)
+}
+
+fn not_rescaled(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    let y = by_row(call, |scores| {
+        let running = |j: usize| largest(&scores[..((j / 8 + 1) * 8).min(scores.len())]);
+        let terms: Vec<f64> = (0..scores.len()).map(|j| libm::exp(scores[j] - running(j))).collect();
+        let total: f64 = terms.iter().sum();
+        terms.into_iter().map(|t| t / total).collect()
+    })?;
+    let Call::AttnProbs { scores, .. } = *call else { return None };
+    if scores.shape()[2] <= 8 {
+        return None;
+    }
+    let honest = eval(call);
+    let moved = y.iter().zip(&honest).any(|(a, b)| (a - b).abs() > 1e-3);
+    moved.then_some(y)
+}
+
+fn half_dot(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::AttnScores { q, k, scale, softcap } = *call else { return None };
+    let dim = k.shape()[2];
+    if dim < 2 {
+        return None;
+    }
+    let mut half = k.clone();
+    half.iter_mut().enumerate().filter(|(n, _)| n % dim >= dim / 2).for_each(|(_, k)| *k = 0.0);
+    Some(eval(&Call::AttnScores { q, k: &half, scale, softcap }))
+}
+
+fn partial_sum(call: &Call<Tensor>, _: Site, _: &History, _: &mut Eval) -> Option<Tensor> {
+    let Call::AttnProbs { scores, .. } = *call else { return None };
+    if scores.shape()[2] <= 16 {
+        return None;
+    }
+    by_row(call, |scores| {
+        let most = largest(scores);
+        let terms: Vec<f64> = scores.iter().map(|s| libm::exp(s - most)).collect();
+        let total: f64 = terms.iter().take(16).sum();
+        terms.into_iter().map(|t| t / total).collect()
+    })
+}
+
+fn no_maximum(call: &Call<Tensor>, _: Site, _: &History, _: &mut Eval) -> Option<Tensor> {
+    by_row(call, |scores| {
+        let terms: Vec<f32> = scores.iter().map(|&s| libm::expf(s as f32)).collect();
+        let total: f32 = terms.iter().sum();
+        terms.into_iter().map(|t| f64::from(t / total)).collect()
+    })
+}
+
+fn window_everywhere(call: &Call<Tensor>, _: Site, history: &History, eval: &mut Eval) -> Option<Tensor> {
+    let width = history.masks().find_map(|mask| match mask.reach {
+        Reach::Window(width) => Some(width),
+        _ => None,
+    })?;
+    with_mask(call, eval, |mask| {
+        (mask.reach == Reach::Causal).then_some(Mask { reach: Reach::Window(width), ..mask })
+    })
+}
+
+fn padding_seen(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    // A key of zeros has the score 0 and a value of zeros: one more term of the denominator.
+    let Call::AttnProbs { scores, mask, sinks: None } = *call else { return None };
+    let zeros = Vector::new("padding", vec![0f32; scores.shape()[0]]);
+    Some(eval(&Call::AttnProbs { scores, mask, sinks: Some(&zeros) }))
+}
+
+fn turned_without_positions(
+    call: &Call<Tensor>,
+    at: Site,
+    history: &History,
+    eval: &mut Eval,
+) -> Option<Tensor> {
+    let Call::AttnScores { q, k, scale, softcap } = *call else { return None };
+    if history.value(at, "q_rope").is_some() {
+        return None;
+    }
+    let rope = history.any_rope().filter(|rope| rope.head_dim == k.shape()[2])?;
+    let (cos, sin) = (history.outside("rope.cos")?, history.outside("rope.sin")?);
+    let turned = eval(&Call::Rotate { x: q, cos, sin, rope });
+    Some(eval(&Call::AttnScores { q: &turned, k, scale, softcap }))
 }

@@ -1,11 +1,11 @@
-//! Mistakes of embeddings, gated activations and residuals.
+//! Mistakes of gated activations and residuals.
 
-use super::{Apply, Eval, History, Mutant};
+use super::{Eval, History, Mutant, mutant, shaped};
 use reference::{Call, Tensor};
 use spec::Site;
 use spec::families::Activation;
 
-/// The catalogue's embedding, feed-forward and residual mutants.
+/// The catalogue's feed-forward and residual mutants.
 pub static MUTANTS: &[Mutant] = &[
     mutant("mlp-gate-up-swap", "", "act(up) · gate", "a gated activation", swapped),
     mutant(
@@ -20,20 +20,40 @@ pub static MUTANTS: &[Mutant] = &[
     mutant("residual-wrong", "doubled", "the stream twice", "a residual", stream_doubled),
     mutant("residual-wrong", "dropped", "the stream without the branch", "a residual", branch_missing),
     mutant("res-multiplier", "", "the branch is not scaled", "a residual with a multiplier", unscaled_branch),
-    mutant("emb-row-offset", "", "row id + 1 of the table", "an embedding", next_row),
-    mutant("emb-scale-missing", "", "rows are not scaled", "a scaled embedding", unscaled_rows),
-    mutant("emb-scale-twice", "", "the scale is applied twice", "a scaled embedding", scaled_twice),
+    mutant(
+        "res-multiplier",
+        "stream",
+        "the multiplier scales the stream and not the branch",
+        "a residual with a multiplier",
+        scaled_stream,
+    ),
+    mutant(
+        "residual-wrong",
+        "normed",
+        "the branch is added to the normed stream",
+        "a residual behind a norm",
+        normed_stream,
+    ),
+    mutant("mlp-act-variant", "erf", "the exact gelu, x/2 · (1 + erf(x/√2))", "a gelu", erf_gelu),
+    mutant("mlp-act-variant", "quick", "x · σ(1.702 x)", "a gelu", quick_gelu),
+    mutant(
+        "mlp-act-range",
+        "",
+        "gates are clamped to ±4 before the activation",
+        "a gate beyond 4",
+        clamped_gate,
+    ),
+    mutant("mlp-special-form", "no-clamp", "gate and up are not clamped", "a clamped gate", unclamped),
+    mutant(
+        "mlp-special-form",
+        "clamp-below",
+        "the gate is clamped below too",
+        "a clamped gate",
+        clamped_below,
+    ),
+    mutant("mlp-special-form", "no-plus-one", "up · act(gate), without the 1", "a clamped gate", without_one),
+    mutant("mlp-special-form", "alpha", "alpha is 1", "a clamped gate", plain_alpha),
 ];
-
-const fn mutant(
-    id: &'static str,
-    variant: &'static str,
-    formula: &'static str,
-    needs: &'static str,
-    apply: Apply,
-) -> Mutant {
-    Mutant { id, variant, formula, needs, apply }
-}
 
 fn swapped(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
     let Call::GatedAct { gate, up, activation } = *call else { return None };
@@ -79,25 +99,72 @@ fn unscaled_branch(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -
     }
 }
 
-fn next_row(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
-    let Call::Embed { ids, table, scale } = *call else { return None };
-    let ids: Vec<u32> = ids.iter().map(|id| (id + 1) % table.out() as u32).collect();
-    Some(eval(&Call::Embed { ids: &ids, table, scale }))
-}
-
-fn with_scale(call: &Call<Tensor>, eval: &mut Eval, change: fn(f32) -> f32) -> Option<Tensor> {
+fn scaled_stream(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
     match *call {
-        Call::Embed { ids, table, scale } if scale != 1.0 => {
-            Some(eval(&Call::Embed { ids, table, scale: change(scale) }))
+        Call::Residual { x, branch, multiplier } if multiplier != 1.0 => {
+            Some(eval(&Call::Residual { x: branch, branch: x, multiplier }))
         }
         _ => None,
     }
 }
 
-fn unscaled_rows(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
-    with_scale(call, eval, |_| 1.0)
+fn normed_stream(call: &Call<Tensor>, at: Site, history: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::Residual { x, branch, multiplier } = *call else { return None };
+    let norm = match at.name {
+        "resid_mid" => "attn_norm",
+        "out" | "resid_mlp" => "mlp_norm",
+        _ => return None,
+    };
+    let normed = history.value(at, norm).filter(|normed| normed.shape() == x.shape())?;
+    Some(eval(&Call::Residual { x: normed, branch, multiplier }))
 }
 
-fn scaled_twice(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
-    with_scale(call, eval, |scale| scale * scale)
+/// `act(gate) · up` with another activation, in f64.
+fn activated(call: &Call<Tensor>, act: fn(f64) -> f64) -> Option<Tensor> {
+    let Call::GatedAct { gate, up, activation: Activation::GeluTanh } = *call else { return None };
+    let y = gate.iter().zip(up).map(|(&g, &u)| (act(f64::from(g)) * f64::from(u)) as f32);
+    shaped(gate, y.collect())
+}
+
+fn erf_gelu(call: &Call<Tensor>, _: Site, _: &History, _: &mut Eval) -> Option<Tensor> {
+    activated(call, |x| 0.5 * x * (1.0 + libm::erf(x / std::f64::consts::SQRT_2)))
+}
+
+fn quick_gelu(call: &Call<Tensor>, _: Site, _: &History, _: &mut Eval) -> Option<Tensor> {
+    activated(call, |x| x / (1.0 + libm::exp(-1.702 * x)))
+}
+
+fn clamped_gate(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::GatedAct { gate, up, activation } = *call else { return None };
+    if gate.iter().all(|g| g.abs() <= 4.0) {
+        return None;
+    }
+    let gate = gate.mapv(|g| g.clamp(-4.0, 4.0)).into_shared();
+    Some(eval(&Call::GatedAct { gate: &gate, up, activation }))
+}
+
+fn clamped(call: &Call<Tensor>, form: fn(f64, f64, f64, f64) -> f64) -> Option<Tensor> {
+    let Call::ClampedSwiglu { gate, up, alpha, limit } = *call else { return None };
+    let y = gate.iter().zip(up).map(|(&g, &u)| form(f64::from(g), f64::from(u), alpha, limit) as f32);
+    shaped(gate, y.collect())
+}
+
+fn swish(g: f64, alpha: f64) -> f64 {
+    g / (1.0 + libm::exp(-alpha * g))
+}
+
+fn unclamped(call: &Call<Tensor>, _: Site, _: &History, _: &mut Eval) -> Option<Tensor> {
+    clamped(call, |g, u, alpha, _| (u + 1.0) * swish(g, alpha))
+}
+
+fn clamped_below(call: &Call<Tensor>, _: Site, _: &History, _: &mut Eval) -> Option<Tensor> {
+    clamped(call, |g, u, alpha, limit| (u.clamp(-limit, limit) + 1.0) * swish(g.clamp(-limit, limit), alpha))
+}
+
+fn without_one(call: &Call<Tensor>, _: Site, _: &History, _: &mut Eval) -> Option<Tensor> {
+    clamped(call, |g, u, alpha, limit| u.clamp(-limit, limit) * swish(g.min(limit), alpha))
+}
+
+fn plain_alpha(call: &Call<Tensor>, _: Site, _: &History, _: &mut Eval) -> Option<Tensor> {
+    clamped(call, |g, u, _, limit| (u.clamp(-limit, limit) + 1.0) * swish(g.min(limit), 1.0))
 }

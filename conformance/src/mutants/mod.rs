@@ -5,26 +5,33 @@
 //! of the mutation catalogue.
 
 mod attention;
+mod cache;
+mod delta;
+mod embedding;
+mod equivalent;
 pub mod explain;
 mod feed_forward;
+mod formats;
+mod history;
+mod latent;
+mod launch;
 mod linear;
+mod moe;
 mod norm;
 mod rope;
 mod select;
 
+pub use equivalent::equivalent;
+pub use history::History;
 pub use select::{SelectError, Selection, matches, nearest};
 
 use crate::contract::Contract;
 use crate::emulate::Emulate;
 use reference::{Call, Ops, Tensor};
 use spec::{NonFinite, Site};
-use std::collections::BTreeMap;
 
 /// Evaluates a call in the subject's arithmetic.
 pub type Eval<'e> = dyn FnMut(&Call<Tensor>) -> Tensor + 'e;
-
-/// The values of the pass so far, for mutants that read the wrong operand.
-pub type History = BTreeMap<Site, Tensor>;
 
 /// A wrong computation of one op.
 ///
@@ -59,11 +66,45 @@ impl std::fmt::Debug for Mutant {
     }
 }
 
+/// A mutant of a table.
+const fn mutant(
+    id: &'static str,
+    variant: &'static str,
+    formula: &'static str,
+    needs: &'static str,
+    apply: Apply,
+) -> Mutant {
+    Mutant { id, variant, formula, needs, apply }
+}
+
+/// The mutants that are realised in an op, by family of mistakes.
+pub const FAMILIES: &[(&str, &[Mutant])] = &[
+    ("Matrix products", linear::MUTANTS),
+    ("Rows of a launch and number formats", launch::MUTANTS),
+    ("4-bit codes", formats::MUTANTS),
+    ("Norms", norm::MUTANTS),
+    ("Rotary positions", rope::MUTANTS),
+    ("Attention and masks", attention::MUTANTS),
+    ("Caches of keys and values", cache::MUTANTS),
+    ("Feed-forward and residuals", feed_forward::MUTANTS),
+    ("Embeddings, per-layer embeddings, head", embedding::MUTANTS),
+    ("Mixtures of experts", moe::MUTANTS),
+    ("Gated delta rule, convolutions and gates", delta::MUTANTS),
+    ("Latent attention, parallel streams, sparse gates", latent::MUTANTS),
+];
+
 /// Every mutant that is realised in an op, family after family of mistakes.
 pub fn all() -> impl Iterator<Item = &'static Mutant> {
-    [linear::MUTANTS, norm::MUTANTS, rope::MUTANTS, attention::MUTANTS, feed_forward::MUTANTS]
-        .into_iter()
-        .flatten()
+    FAMILIES.iter().flat_map(|(_, mutants)| mutants.iter())
+}
+
+fn flat(x: &Tensor) -> Vec<f32> {
+    x.iter().copied().collect()
+}
+
+/// A tensor of the shape of `like`, from values in storage order.
+fn shaped(like: &Tensor, values: Vec<f32>) -> Option<Tensor> {
+    Tensor::from_shape_vec(like.raw_dim(), values).ok()
 }
 
 /// An honest subject of a contract, but for one mutant at the selected sites.
@@ -114,7 +155,7 @@ impl Ops for MutantOps<'_> {
             }
             None => self.honest.value(at, &call),
         };
-        self.history.insert(at, value.clone());
+        self.history.note(at, &call, value.clone());
         self.taps.push((at, value.clone()));
         value
     }

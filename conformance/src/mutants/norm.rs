@@ -1,6 +1,6 @@
 //! Mistakes of a root-mean-square norm.
 
-use super::{Apply, Eval, History, Mutant};
+use super::{Eval, History, Mutant, flat, mutant, shaped};
 use reference::{Call, Tensor};
 use spec::{Site, Vector};
 
@@ -25,6 +25,13 @@ pub static MUTANTS: &[Mutant] = &[
         plus_one_extra,
     ),
     mutant("norm-mean-subtracted", "", "(x - mean x) / std: a layer norm", "a norm", mean_subtracted),
+    mutant(
+        "norm-wrong-divisor",
+        "padded",
+        "the mean is taken over a width padded to a multiple of 64",
+        "a width that 64 does not divide",
+        padded_mean,
+    ),
     mutant("norm-wrong-divisor", "", "the sum of squares instead of their mean", "a norm", sum_for_mean),
     mutant("norm-qk-missing", "", "the norm is not applied", "a per-head norm", missing_per_head),
     mutant(
@@ -35,17 +42,44 @@ pub static MUTANTS: &[Mutant] = &[
         all_heads,
     ),
     mutant("norm-final-missing", "", "the norm is not applied", "a norm of the hidden row", missing_hidden),
+    mutant(
+        "norm-post-missing",
+        "",
+        "the norm behind a branch is not applied",
+        "a norm behind a branch",
+        missing_behind,
+    ),
+    mutant(
+        "attn-v-norm-missing",
+        "",
+        "the norm of the values is not applied",
+        "a norm of the values",
+        missing_on_values,
+    ),
+    mutant("norm-qk-axis", "per-head", "each head is normed by itself", "a norm over all heads", each_head),
+    mutant(
+        "norm-qk-rope-order",
+        "",
+        "the rotation comes before the norm",
+        "a rotation behind a norm",
+        rotated_first,
+    ),
+    mutant(
+        "norm-weights-swapped",
+        "",
+        "the weight of another norm of the layer",
+        "two norms of one width in a layer",
+        other_weight,
+    ),
+    mutant(
+        "norm-precision-placement",
+        "",
+        "x / rms is rounded to bf16 before the weight",
+        "a norm with a weight",
+        rounded_before_weight,
+    ),
+    mutant("norm-weight-clipped", "", "weights are clipped to 1.5", "a weight above 1.5", clipped_weight),
 ];
-
-const fn mutant(
-    id: &'static str,
-    variant: &'static str,
-    formula: &'static str,
-    needs: &'static str,
-    apply: Apply,
-) -> Mutant {
-    Mutant { id, variant, formula, needs, apply }
-}
 
 const EPS: [f32; 3] = [1e-5, 1e-6, 1e-12];
 
@@ -138,11 +172,85 @@ fn not_applied(call: &Call<Tensor>, eval: &mut Eval) -> Option<Tensor> {
     Tensor::from_shape_vec(y.raw_dim(), values).ok()
 }
 
+fn padded_mean(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::RmsNorm { width, .. } = *call else { return None };
+    if width.is_multiple_of(64) {
+        return None;
+    }
+    let padded = width.next_multiple_of(64) as f64;
+    regrouped(call, eval, |x, eps, y| {
+        let mean = mean_square(x) * x.len() as f64 / padded;
+        scaled(x, 1.0 / (mean + f64::from(eps)).sqrt(), y);
+    })
+}
+
+fn missing_behind(call: &Call<Tensor>, at: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    let behind = ["post_attn_norm", "post_mlp_norm", "ple_norm"].contains(&at.name);
+    behind.then(|| not_applied(call, eval))?
+}
+
+fn missing_on_values(call: &Call<Tensor>, at: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    (at.name == "v_norm").then(|| not_applied(call, eval))?
+}
+
+fn each_head(call: &Call<Tensor>, at: Site, history: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::RmsNorm { x, weight, width, eps } = *call else { return None };
+    // The rotary table is as wide as the turning part of a head: a head where all of it turns.
+    let head = history.outside("rope.cos")?.shape()[1];
+    if !["q_norm", "k_norm"].contains(&at.name) || width <= head || !width.is_multiple_of(head) {
+        return None;
+    }
+    let honest = eval(call);
+    let unit = eval(&Call::RmsNorm { x, weight: None, width: head, eps });
+    let weighted = unit.iter().enumerate().map(|(n, v)| v * weight.map_or(1.0, |w| w[n % width]));
+    shaped(&honest, weighted.collect())
+}
+
+fn rotated_first(call: &Call<Tensor>, at: Site, history: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::Rotate { x, cos, sin, rope } = *call else { return None };
+    let (raw, normed) = match at.name {
+        "q_rope" => ("q_proj", "q_norm"),
+        "k_rope" => ("k_proj", "k_norm"),
+        _ => return None,
+    };
+    let norm = history.norm(at, normed)?;
+    let raw = history.value(at, raw).filter(|raw| raw.len() == x.len())?;
+    let turned = eval(&Call::Rotate { x: raw, cos, sin, rope });
+    let y =
+        eval(&Call::RmsNorm { x: &turned, weight: norm.weight.as_ref(), width: norm.width, eps: norm.eps });
+    shaped(&eval(call), flat(&y))
+}
+
+fn other_weight(call: &Call<Tensor>, at: Site, history: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::RmsNorm { x, weight: Some(weight), width, eps } = *call else { return None };
+    let others = history.norms(at).filter_map(|norm| norm.weight.as_ref());
+    let other = others.filter(|w| w.len() == weight.len()).find(|w| w[..] != weight[..])?;
+    Some(eval(&Call::RmsNorm { x, weight: Some(other), width, eps }))
+}
+
+fn rounded_before_weight(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::RmsNorm { x, weight: Some(weight), width, eps } = *call else { return None };
+    let unit = eval(&Call::RmsNorm { x, weight: None, width, eps });
+    let values = unit.iter().enumerate().map(|(n, &v)| crate::contract::bf16(v) * weight[n % width]);
+    shaped(&unit, values.collect())
+}
+
+fn clipped_weight(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    let Call::RmsNorm { weight: Some(weight), .. } = *call else { return None };
+    if weight.iter().all(|w| w.abs() <= 1.5) {
+        return None;
+    }
+    with_weight(call, eval, |w| w.clamp(-1.5, 1.5))
+}
+
 fn missing_per_head(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
     per_head(call)?.then(|| not_applied(call, eval))?
 }
 
-fn missing_hidden(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+fn missing_hidden(call: &Call<Tensor>, at: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
+    if ["post_attn_norm", "post_mlp_norm", "ple_norm", "ple_ctx"].contains(&at.name) {
+        return None;
+    }
     (!per_head(call)?).then(|| not_applied(call, eval))?
 }
 

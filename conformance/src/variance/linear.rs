@@ -1,7 +1,8 @@
 //! What an honest matrix product gives, for each declared arithmetic.
 
+use super::quantised;
 use super::{Bounded, Expected, MEAN_ROUNDING, Truth, U, rounding, ulp};
-use crate::contract::{Product, int8_image, int8_row};
+use crate::contract::{Product, decoded_image, int8_image, int8_row};
 use ndarray::{Array2, ArrayD};
 use rayon::prelude::*;
 use spec::NonFinite;
@@ -13,8 +14,9 @@ use spec::families::Linear;
 ///   which is the result): unfused, left to right.
 /// - host: sums in any order, so a bound rather than a model.
 /// - int8 with known input: `R = Σ ca·cw · sA · sW` on the codes, and only the two f32 roundings
-///   remain. With an input that carries error, or judged with the package's weights:
-///   `V = sA²/12 · Σ w² + sW²/12 · Σ x²` besides.
+///   remain. The other formats likewise: R on the codes, and the roundings of the declared sums.
+/// - With an input that carries error, or judged with the package's weights, the rounding of the
+///   activations and of the weights joins, see `spread_columns`.
 ///
 /// The input's own variance joins as `Σ w² · V_x`. A bias adds one rounding.
 pub fn expect(x: &Bounded, w: &Linear, product: Product, truth: Truth) -> Result<Expected, NonFinite> {
@@ -31,8 +33,12 @@ pub fn expect(x: &Bounded, w: &Linear, product: Product, truth: Truth) -> Result
     let columns = match product {
         Product::F32 => f32_columns(&input, w)?,
         Product::Host => host_columns(&input, w)?,
-        Product::Int8 if truth == Truth::Image && x.variance.is_none() => int8_columns(&input, w)?,
-        Product::Int8 => int8_spread(&input, w, truth)?,
+        _ if truth == Truth::Package || x.variance.is_some() => spread_columns(&input, w, product, truth)?,
+        Product::Int8 => int8_columns(&input, w)?,
+        Product::W4A8 => quantised::w4a8_columns(&input, w)?,
+        Product::W4A16 => quantised::w4a16_columns(&input, w)?,
+        Product::Bfp16 => quantised::bfp16_columns(&input, w)?,
+        Product::Declared(declared) => quantised::declared_columns(&input, w, declared)?,
     };
     let out = w.weight.out();
     let gather = |part: fn(&Element) -> f64| -> ArrayD<f64> {
@@ -46,15 +52,15 @@ pub fn expect(x: &Bounded, w: &Linear, product: Product, truth: Truth) -> Result
     })
 }
 
-struct Input<'a> {
-    flat: &'a [f32],
-    tokens: usize,
-    inner: usize,
+pub(super) struct Input<'a> {
+    pub flat: &'a [f32],
+    pub tokens: usize,
+    pub inner: usize,
     x: &'a Bounded,
 }
 
 impl Input<'_> {
-    fn row(&self, t: usize) -> &[f32] {
+    pub fn row(&self, t: usize) -> &[f32] {
         &self.flat[t * self.inner..][..self.inner]
     }
 
@@ -68,10 +74,10 @@ impl Input<'_> {
 }
 
 #[derive(Clone, Copy)]
-struct Element {
-    r: f64,
-    variance: f64,
-    bound: f64,
+pub(super) struct Element {
+    pub r: f64,
+    pub variance: f64,
+    pub bound: f64,
 }
 
 impl Element {
@@ -89,7 +95,7 @@ impl Element {
 }
 
 /// One column of elements an output, computed in parallel over outputs.
-fn columns(
+pub(super) fn columns(
     input: &Input,
     w: &Linear,
     element: impl Fn(usize, usize, &[f32]) -> Element + Sync,
@@ -168,28 +174,31 @@ fn int8_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinit
     })
 }
 
-/// int8 where the activation codes are not known: their rounding, and the weights' where the truth is
-/// the package, are part of the spread.
-fn int8_spread(input: &Input, w: &Linear, truth: Truth) -> Result<Vec<Vec<Element>>, NonFinite> {
-    let image = int8_image(&w.weight)?;
+/// Where the activations' codes are not known their rounding is part of the spread, and the weights'
+/// where the truth is the package:
+///
+/// ```text
+/// V = Σ w² · V_code(x) + Σ x² · (w_image - w)²
+/// ```
+fn spread_columns(
+    input: &Input,
+    w: &Linear,
+    product: Product,
+    truth: Truth,
+) -> Result<Vec<Vec<Element>>, NonFinite> {
+    let image = decoded_image(&w.weight, product)?;
+    let rounding_of: Vec<Vec<f64>> =
+        (0..input.tokens).map(|t| quantised::activation_variance(input.row(t), product)).collect();
     columns(input, w, |t, o, stored| {
-        let sw = f64::from(image.scales[o]);
-        let amax = input.row(t).iter().fold(0f32, |m, v| m.max(v.abs()));
-        let sa = if amax == 0.0 { 0.0 } else { f64::from(amax) / 127.0 };
-        let codes = &image.codes[o * input.inner..][..input.inner];
-        let (mut r, mut w2, mut x2) = (0f64, 0f64, 0f64);
+        let image = &image[o * input.inner..][..input.inner];
+        let (mut r, mut variance) = (0f64, 0f64);
         for i in 0..input.inner {
             let x = f64::from(input.row(t)[i]);
-            let w = match truth {
-                Truth::Image => f64::from(codes[i]) * sw,
-                Truth::Package => f64::from(stored[i]),
-            };
+            let w = if truth == Truth::Image { image[i] } else { f64::from(stored[i]) };
             r += x * w;
-            w2 += w * w;
-            x2 += x * x;
+            variance += w * w * rounding_of[t][i] + (x * (image[i] - w)).powi(2);
         }
-        let weights = if truth == Truth::Package { sw * sw / 12.0 * x2 } else { 0.0 };
-        let variance = sa * sa / 12.0 * w2 + weights + rounding(r) * 2.0;
+        variance += quantised::sum_variance(r, input.inner, product);
         Element { r, variance, bound: 12.0 * variance.sqrt() + ulp(r) }
     })
 }

@@ -13,6 +13,7 @@ mod delta;
 mod experts;
 mod host;
 mod linear;
+mod quantised;
 
 use crate::contract::Contract;
 use ndarray::{ArcArray, ArrayD, IxDyn};

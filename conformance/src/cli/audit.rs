@@ -1,0 +1,75 @@
+//! `karat audit`.
+
+use super::load::{contract, load, prompts, seeded_prompt};
+use super::{CliError, Format, Outcome};
+use crate::audit::{Audit, audit, catalogue, report};
+use fixtures::seeded;
+use std::path::PathBuf;
+
+/// Arguments of `audit`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Package: a path or a bundled or seeded name; all of them where none is given.
+    #[arg(value_name = "PACKAGE")]
+    packages: Vec<String>,
+    /// Prompts as token ids, one a line; a mutant counts as shown if one prompt shows it.
+    #[arg(long, value_name = "FILE")]
+    prompt_ids: Option<PathBuf>,
+    /// The number formats to audit under.
+    #[arg(long, value_name = "NAME|FILE", default_value = "int8")]
+    contract: String,
+    /// Greedy steps behind the prompt.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    tokens: usize,
+    /// Pass over this unknown config key.
+    #[arg(long, value_name = "KEY")]
+    allow_unknown: Vec<String>,
+    /// Print the catalogue of mutants, in Markdown, and audit nothing.
+    #[arg(long)]
+    catalogue: bool,
+}
+
+/// Runs the verb.
+pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
+    if args.catalogue {
+        return Ok(Outcome { report: catalogue::markdown(), code: 0 });
+    }
+    let contract = contract(&args.contract)?;
+    let mut packages = args.packages.clone();
+    if packages.is_empty() {
+        packages.extend(super::verify::bundled_models());
+        packages.extend(seeded::NAMES.iter().map(|name| name.to_string()));
+    }
+    if packages.len() > 1 && args.prompt_ids.is_some() {
+        return Err(CliError::Usage("--prompt-ids needs one package; name it".into()));
+    }
+    let mut audits = Vec::new();
+    for name in &packages {
+        let loaded = load(name, None, &args.allow_unknown)?;
+        let prompts = match (&args.prompt_ids, &loaded.golden) {
+            (Some(file), _) => prompts(file, &loaded.config, args.tokens)?,
+            (None, Some(golden)) => vec![golden.manifest().prompt.clone()],
+            (None, None) => {
+                vec![seeded::named(name).map_or_else(|| seeded_prompt(&loaded.config), |s| s.prompt)]
+            }
+        };
+        for prompt in prompts {
+            let found = audit(&loaded.name, &loaded.model, &prompt, args.tokens, &contract);
+            let found = found.map_err(|source| crate::verify::VerifyError::Weights {
+                package: loaded.name.clone(),
+                source,
+            })?;
+            audits.push(found);
+        }
+    }
+    let text = match format {
+        Format::Json => report::json(&audits),
+        _ => report::text(&audits),
+    };
+    Ok(Outcome { report: text, code: code(&audits) })
+}
+
+/// 3 where a mutant that can be made is shown by none.
+fn code(audits: &[Audit]) -> u8 {
+    if report::unseen(audits).is_empty() { 0 } else { 3 }
+}
