@@ -75,22 +75,9 @@ impl Budget {
         upper_quantile(FALSE_ALARM / 3.0 / (2.0 * self.groups.max(1) as f64))
     }
 
-    /// Largest rms z of `n` elements: a tenth for the model, times the quantile of a mean of squares
-    /// (Wilson and Hilferty's cube of a normal).
-    pub fn rms_max(&self, n: usize) -> f64 {
-        let k = 2.0 / (9.0 * n.max(1) as f64);
-        1.1 * (1.0 - k + self.z_group() * k.sqrt()).max(1.0).powf(1.5)
-    }
-
-    /// Smallest rms z of `n` elements of a calibrated product.
-    pub fn rms_min(&self, n: usize) -> f64 {
-        let k = 2.0 / (9.0 * n.max(1) as f64);
-        0.9 * (1.0 - k - self.z_group() * k.sqrt()).max(0.0).powf(1.5)
-    }
-
-    /// Largest |mean z| of `n` elements.
-    pub fn bias_max(&self, n: usize) -> f64 {
-        0.05 + self.z_group() / (n.max(1) as f64).sqrt()
+    /// The limits of a group of elements.
+    pub fn group_limits(&self) -> GroupLimits {
+        GroupLimits { z: self.z_group() }
     }
 
     /// Where the limits come from, for the report.
@@ -105,6 +92,32 @@ impl Budget {
             self.z_group(),
             self.z_group()
         )
+    }
+}
+
+/// Limits of a row, a column, a tile or a whole tensor, by its number of elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupLimits {
+    z: f64,
+}
+
+impl GroupLimits {
+    /// Largest rms z of `n` elements: a tenth for the model, times the quantile of a mean of squares
+    /// (Wilson and Hilferty's cube of a normal).
+    pub fn rms_max(&self, n: usize) -> f64 {
+        let k = 2.0 / (9.0 * n.max(1) as f64);
+        1.1 * (1.0 - k + self.z * k.sqrt()).max(1.0).powf(1.5)
+    }
+
+    /// Smallest rms z of `n` elements of a calibrated product.
+    pub fn rms_min(&self, n: usize) -> f64 {
+        let k = 2.0 / (9.0 * n.max(1) as f64);
+        0.9 * (1.0 - k - self.z * k.sqrt()).max(0.0).powf(1.5)
+    }
+
+    /// Largest |mean z| of `n` elements.
+    pub fn bias_max(&self, n: usize) -> f64 {
+        0.05 + self.z / (n.max(1) as f64).sqrt()
     }
 }
 
@@ -352,8 +365,9 @@ fn judge_spread(
     pooled: Group,
     groups: [&Vec<Group>; 3],
 ) {
+    let limits = budget.group_limits();
     let off = |g: &Group| {
-        g.n > 0 && (g.rms() > budget.rms_max(g.n) || calibrated && g.mean().abs() > budget.bias_max(g.n))
+        g.n > 0 && (g.rms() > limits.rms_max(g.n) || calibrated && g.mean().abs() > limits.bias_max(g.n))
     };
     let names = ["row", "column", "tile"];
     let bad: Vec<(&str, usize, usize)> = groups
@@ -366,7 +380,7 @@ fn judge_spread(
     });
     let pooled_off = off(&pooled);
     if !pooled_off && first_bad.is_none() {
-        if calibrated && pooled.rms() < budget.rms_min(pooled.n) {
+        if calibrated && pooled.rms() < limits.rms_min(pooled.n) {
             result.verdict = Verdict::Drift;
             result.pattern = Some(format!("more precise than declared: rms z {:.3}", pooled.rms()));
         }

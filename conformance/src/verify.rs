@@ -11,7 +11,8 @@ use crate::mutants::explain::Explanation;
 use crate::passes::Pass;
 use crate::record::Record;
 use crate::subject::{
-    CostPerToken, DumpSubject, MutantSubject, OpenedDump, Remarks, Subject, SubjectError, SubjectSpec,
+    CostPerToken, DumpSubject, Kernel, MutantSubject, OpenedDump, OpsSubject, Remarks, Subject, SubjectError,
+    SubjectSpec,
 };
 use crate::topk_gate;
 use crate::variance::{Bounded, Truth, Variance};
@@ -294,6 +295,27 @@ pub fn verify(
     options: &Options,
     repro: String,
 ) -> Result<PackageResult, VerifyError> {
+    judged(loaded, prompt, options, None, repro)
+}
+
+/// The same with a kernel in the place of the model's ops that it has, whatever the subject of `options`.
+pub fn verify_kernel(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    kernel: Box<dyn Kernel + '_>,
+    repro: String,
+) -> Result<PackageResult, VerifyError> {
+    judged(loaded, prompt, options, Some(kernel), repro)
+}
+
+fn judged(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    mut kernel: Option<Box<dyn Kernel + '_>>,
+    repro: String,
+) -> Result<PackageResult, VerifyError> {
     let weights_at_fault = |source| VerifyError::Weights { package: loaded.name.clone(), source };
     let golden = loaded.golden.as_ref().filter(|golden| golden.manifest().prompt == prompt);
     let mut result = PackageResult {
@@ -303,6 +325,7 @@ pub fn verify(
         reason: None,
         subject: match options.mutate {
             Some(selection) => format!("{} under {}", selection.mutant.name(), options.contract.name),
+            None if kernel.is_some() => "kernel".to_string(),
             None => options.subject.to_string(),
         },
         contract: options.contract.name.clone(),
@@ -349,7 +372,7 @@ pub fn verify(
     let mut other: Box<dyn Subject + '_>;
     let run = match &mut mutant {
         Some(subject) => run(subject, &passes),
-        None => match build(loaded, options, dump.take(), &passes) {
+        None => match build(loaded, options, kernel.take(), dump.take(), &passes) {
             Ok(subject) => {
                 other = subject;
                 run(&mut *other, &passes)
@@ -549,12 +572,14 @@ fn passes_of(given: Option<Vec<Pass>>, dump: Option<&OpenedDump>) -> Option<Vec<
 fn build<'m>(
     loaded: &'m Loaded,
     options: &Options,
+    kernel: Option<Box<dyn Kernel + 'm>>,
     dump: Option<OpenedDump>,
     passes: &[Pass],
 ) -> Result<Box<dyn Subject + 'm>, SubjectError> {
-    match dump {
-        Some(dump) => Ok(Box::new(DumpSubject::new(dump, &loaded.model, passes)?)),
-        None => options.subject.build(&loaded.model, &loaded.config, &loaded.weights, options.sites),
+    match (kernel, dump) {
+        (Some(kernel), _) => Ok(Box::new(OpsSubject::new(&loaded.model, kernel, options.sites))),
+        (None, Some(dump)) => Ok(Box::new(DumpSubject::new(dump, &loaded.model, passes)?)),
+        (None, None) => options.subject.build(&loaded.model, &loaded.config, &loaded.weights, options.sites),
     }
 }
 

@@ -256,37 +256,66 @@ pub fn carried(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<Option<ArrayD<f6
 /// How many random perturbations stand for an input's errors where no formula is written down.
 const PROBES: usize = 24;
 
-/// `V ≈ mean over probes of (f(x + σ·ξ) - f(x))²`, ξ = ±1 drawn anew for every element.
+/// `V ≈ mean over probes of (f(x + a·σ·ξ) - f(x))² / a²`, ξ = ±1 drawn anew for every element.
 ///
-/// A measured first-order propagation: right for every op, covariances inside the op included.
+/// A measured first-order propagation: right for every op, covariances inside the op included. Inputs are
+/// f32, so errors of a few units in their last place are enlarged, else they would be rounded away; larger
+/// ones are not, so that formulas stay straight lines. Both kinds are independent, and their variances add.
 fn probed(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<ArrayD<f64>, NonFinite> {
     let mut total = ArrayD::<f64>::zeros(r.raw_dim());
-    for probe in 0..PROBES {
-        let operands: Vec<Tensor> = call
-            .operands()
-            .iter()
-            .enumerate()
-            .map(|(o, operand)| perturbed(operand, (probe * 16 + o) as u64))
-            .collect();
-        let moved = evaluate(&call.with(&operands))?;
-        Zip::from(&mut total).and(&moved).and(r).for_each(|total, moved, r| {
-            let difference = moved - r;
-            *total += difference * difference;
-        });
+    for kind in [Errors::Small, Errors::Large] {
+        if !call.operands().iter().any(|operand| kind.occur_in(operand)) {
+            continue;
+        }
+        let weight = 1.0 / (PROBES as f64 * kind.enlarged().powi(2));
+        for probe in 0..PROBES {
+            let operands = call.operands().into_iter().enumerate();
+            let operands: Vec<Tensor> =
+                operands.map(|(o, operand)| kind.perturbed(operand, (probe * 16 + o) as u64)).collect();
+            let moved = evaluate(&call.with(&operands))?;
+            Zip::from(&mut total).and(&moved).and(r).for_each(|total, moved, r| {
+                let difference = moved - r;
+                *total += weight * difference * difference;
+            });
+        }
     }
-    Ok(total / PROBES as f64)
+    Ok(total)
 }
 
-fn perturbed(operand: &Bounded, seed: u64) -> Tensor {
-    let Some(variance) = &operand.variance else { return operand.value.clone() };
-    let mut signs = fixtures::random::SplitMix64::new(seed);
-    Zip::from(&operand.value)
-        .and(variance)
-        .map_collect(|&v, &variance| {
-            let sign = if signs.next() & 1 == 0 { 1.0 } else { -1.0 };
-            (f64::from(v) + sign * variance.sqrt()) as f32
-        })
-        .into_shared()
+/// Errors of inputs by size: whether their standard deviation is below eight units in the last place.
+#[derive(Clone, Copy, PartialEq)]
+enum Errors {
+    Small,
+    Large,
+}
+
+impl Errors {
+    fn enlarged(self) -> f64 {
+        if self == Errors::Small { 64.0 } else { 1.0 }
+    }
+
+    fn has(self, value: f32, variance: f64) -> bool {
+        let small = variance < (8.0 * ulp(f64::from(value))).powi(2);
+        variance > 0.0 && small == (self == Errors::Small)
+    }
+
+    fn occur_in(self, operand: &Bounded) -> bool {
+        let Some(variance) = &operand.variance else { return false };
+        operand.value.iter().zip(variance).any(|(&value, &variance)| self.has(value, variance))
+    }
+
+    fn perturbed(self, operand: &Bounded, seed: u64) -> Tensor {
+        let Some(variance) = &operand.variance else { return operand.value.clone() };
+        let mut signs = fixtures::random::SplitMix64::new(seed);
+        Zip::from(&operand.value)
+            .and(variance)
+            .map_collect(|&v, &variance| {
+                let sign = if signs.next() & 1 == 0 { 1.0 } else { -1.0 };
+                let step = if self.has(v, variance) { self.enlarged() * variance.sqrt() } else { 0.0 };
+                (f64::from(v) + sign * step) as f32
+            })
+            .into_shared()
+    }
 }
 
 fn exact(r: &ArrayD<f64>) -> Own {

@@ -198,4 +198,17 @@ mod tests {
             / f64::from(n);
         assert!((mean - MEAN_ROUNDING).abs() < 1e-6, "{mean}");
     }
+
+    // y = x / 2 quarters a variance, also one far below a unit in the last place of an f32, beside a large one.
+    #[test]
+    fn small_errors_are_carried() {
+        let variances = [rounding(1.5), 1e-4];
+        let variance = ArcArray::from_shape_fn(IxDyn(&[4, 8]), |at| variances[at[1] % 2]);
+        let x = Bounded { value: Tensor::from_elem(IxDyn(&[4, 8]), 1.5), variance: Some(variance.clone()) };
+        let r = ArrayD::from_elem(IxDyn(&[4, 8]), 0.75);
+        let carried = host::carried(&Call::Scale { x: &x, factor: 0.5 }, &r).unwrap().unwrap();
+        for (c, v) in carried.iter().zip(&variance) {
+            assert!((c / (v / 4.0) - 1.0).abs() < 0.1, "{c} of {v}");
+        }
+    }
 }
