@@ -28,7 +28,8 @@ fn honest_subjects_pass_every_case() {
 /// A mistake fails the case that is meant for it, at its smallest, with a name and a command.
 #[test]
 fn a_failure_is_shrunk_and_explained() {
-    let (code, report) = json(&["check", "--op", "linear", "--suite", "structure", "--mutate", "rows-beyond-tile"]);
+    let (code, report) =
+        json(&["check", "--op", "linear", "--suite", "structure", "--mutate", "rows-beyond-tile"]);
     assert_eq!((code, &report["verdict"]), (1, &"FAILED".into()));
     let cases = report["cases"].as_array().unwrap();
     let failed: Vec<&str> = cases
@@ -92,7 +93,8 @@ fn a_wrong_call_is_one_sentence() {
 
 #[test]
 fn a_mutant_that_no_case_sees_is_mistrusted() {
-    let (code, report) = json(&["check", "--case", "linear/one_row", "--mutate", "q-round-trunc:association"]);
+    let (code, report) =
+        json(&["check", "--case", "linear/one_row", "--mutate", "q-round-trunc:association"]);
     assert_eq!((code, &report["verdict"]), (3, &"MISTRUSTED".into()));
 }
 
@@ -104,7 +106,8 @@ fn a_contract_that_contradicts_itself_is_refused() {
         let linear = format!(
             r#"{{"input": "bf16", "weight": "bf16", "accumulator": "{accumulator}", "tile": 64, "output": "{output}"}}"#
         );
-        std::fs::write(&file, format!(r#"{{"name": "mine", "linear": {linear}, "host": {{"ulps": 4}}}}"#)).unwrap();
+        std::fs::write(&file, format!(r#"{{"name": "mine", "linear": {linear}, "host": {{"ulps": 4}}}}"#))
+            .unwrap();
     };
     let path = file.to_str().unwrap();
     write("bf16", "f32");
