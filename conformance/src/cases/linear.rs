@@ -2,7 +2,7 @@
 //!
 //! Whole numbers stay whole because every format finds its full scale: the first two inputs of a row (of a
 //! block of 32 in the 4-bit formats) are sentinels, 127 in the activations where the weight is 0 and the
-//! largest code of the weights where the activation is 0.
+//! largest code of the weights where the activation is 0. Floating-point contracts get ones and zeros instead.
 
 use super::Suite::{Rounding, Structure};
 use super::{Case, Dims, Line, Setting, With, line, tensor};
@@ -169,6 +169,9 @@ fn whole(
     product: Product,
     random: &mut SplitMix64,
 ) -> (Vec<f32>, Vec<f32>) {
+    if let Product::Declared(_) = product {
+        return small(tokens, inner, out, random);
+    }
     let four_bit = matches!(product, Product::W4A8 | Product::W4A16);
     // Where sentinels stand: at the start of the row, or of every block that has room for two.
     let place = |i: usize| if four_bit { i % 32 } else { i };
@@ -191,4 +194,13 @@ fn whole(
         _ => random.below(11) as f32 - 5.0,
     });
     (x, w.collect())
+}
+
+/// Ones and zeros of either sign, at most about 128 of them in a row of activations: every partial sum is a
+/// whole number below 256, which bf16 holds.
+fn small(tokens: usize, inner: usize, out: usize, random: &mut SplitMix64) -> (Vec<f32>, Vec<f32>) {
+    let sign = |random: &mut SplitMix64| if random.below(2) == 0 { -1.0 } else { 1.0 };
+    let x = (0..tokens * inner).map(|_| if random.below(inner.max(160)) < 128 { sign(random) } else { 0.0 });
+    let x: Vec<f32> = x.collect();
+    (x, (0..out * inner).map(|_| sign(random)).collect())
 }

@@ -166,8 +166,11 @@ mod tests {
     /// honest contract gives it to the bit.
     #[test]
     fn structure_cases_round_nowhere() {
-        for name in Contract::NAMES {
-            let contract = Contract::named(name).unwrap();
+        let bf16 =
+            r#"{"name": "bf16", "linear": {"input": "bf16", "weight": "bf16", "accumulator": "bf16"}}"#;
+        let declared = Contract::parse(bf16, "bf16").unwrap();
+        for contract in Contract::NAMES.iter().map(|name| Contract::named(name).unwrap()).chain([declared]) {
+            let name = &contract.name;
             for case in all().into_iter().filter(|case| case.suite == Suite::Structure) {
                 let setting = Setting { suite: case.suite, product: contract.linear };
                 (case.build)(&case.dims, setting, &mut SplitMix64::new(3), &mut |at, call| {

@@ -193,17 +193,25 @@ pub fn declared_columns(input: &Input, w: &Linear, d: Declared) -> Result<Vec<Ve
     let nearest = |float: Float, x: f32| f64::from(float.round(x, Rounding::NearestEven));
     let rows: Vec<Vec<f64>> =
         (0..input.tokens).map(|t| input.row(t).iter().map(|&x| nearest(d.input, x)).collect()).collect();
-    columns(input, w, |t, _, stored| {
+    let mut all = columns(input, w, |t, _, stored| {
         let mut sum = Sum::new(d.accumulator, d.rounding);
         for (x, w) in rows[t].chunks(d.tile).zip(stored.chunks(d.tile)) {
             sum.add(x.iter().zip(w).map(|(x, &w)| x * nearest(d.weight, w)).sum());
         }
-        if d.output < d.accumulator {
-            sum.float = d.output;
-            sum.round(sum.grid, false);
-        }
         sum.element()
-    })
+    })?;
+    // The bias is added in f32, so the output is rounded once more wherever it is narrower than what it holds.
+    if d.output < d.accumulator || d.output < Float::F32 && w.bias.is_some() {
+        for element in all.iter_mut().flatten() {
+            let mut output = Sum::new(d.output, d.rounding);
+            output.value = element.r;
+            output.round(ulp(element.r), false);
+            element.r = output.value;
+            element.variance += output.variance;
+            element.bound += output.bound;
+        }
+    }
+    Ok(all)
 }
 
 /// The variance of the rounding of every activation of a row.
