@@ -144,8 +144,7 @@ pub fn w4a16_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, Non
         let w = &image[o * input.inner..][..input.inner];
         for (x, w) in rows[t].chunks(GROUP).zip(w.chunks(GROUP)) {
             let mut tile = Sum::new(Float::F32, Rounding::NearestEven);
-            let step = |x: f64| Float::Bf16.ulp(x);
-            x.iter().zip(w).for_each(|(&x, &w)| tile.add(x * w, step(x) * step(w)));
+            x.iter().zip(w).for_each(|(&x, &w)| tile.add(x * w, grid(x * w)));
             sum.variance += tile.variance;
             sum.bound += tile.bound;
             sum.add(tile.value, tile.grid);
