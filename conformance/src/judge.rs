@@ -324,8 +324,9 @@ pub fn judge(
         if difference > result.max_abs || difference.is_nan() {
             result.max_abs = difference;
         }
-        let beyond = difference > b[n] * 1.000_001 || difference.is_nan();
-        if z.abs() > z_limit || beyond {
+        // Written so that a score or a limit that is not a number counts as beyond.
+        let within = z.abs() <= z_limit && difference <= b[n] * 1.000_001;
+        if !within {
             result.wrong += 1;
             wrong_at.push(n);
             result.first_wrong.get_or_insert(Mismatch {

@@ -78,6 +78,10 @@ fn calls_that_make_no_sense_are_exit_code_2() {
         ),
         (&["verify", "llama", "--mutate", "lin-transpose"], "nearest: lin-transpose-square"),
         (&["verify", "llama", "--subject", "gpu"], "subject gpu is not known"),
+        (
+            &["verify", "llama", "--subject", "reference", "--mutate", "lin-transpose-square"],
+            "does not change reference",
+        ),
         (&["verify", "llama", "--contract", "int9"], "no contract is called int9"),
         (
             &["verify", "llama", "--sites", "prefill.layers.*.q_prj"],
@@ -112,6 +116,15 @@ fn packages_at_fault_are_exit_code_2() {
     });
     assert_eq!(code, 2);
     assert!(error.contains("has shape [40, 32], but the config asks for [41, 32]"), "{error}");
+
+    let (code, error) = spoiled("llama", |dir| {
+        replace(&dir.join("config.json"), "\"rms_norm_eps\": 0.001", "\"rms_norm_eps\": -1")
+    });
+    assert_eq!(code, 2);
+    assert!(
+        error.contains("config key rms_norm_eps is -1; supported: a number from 0 to below 1"),
+        "{error}"
+    );
 
     let (code, error) = spoiled("qwen2", |dir| {
         replace(&dir.join("config.json"), "\"num_hidden_layers\": 3", "\"num_hidden_layers\": 2");
@@ -184,6 +197,23 @@ fn goldens_at_fault_are_exit_code_4() {
     assert!(error.contains("model.safetensors"), "{error}");
 }
 
+/// A golden that no run of this model can have made is at fault itself.
+#[test]
+fn impossible_prompts_of_goldens_are_exit_code_4() {
+    let head = "\"prompt\": [\n  29,";
+    for (with, says) in [
+        ("\"prompt\": [\n  5029,".to_string(), "id 5029 at position 0 is outside the vocabulary of 101 ids"),
+        (
+            format!("\"prompt\": [{}", "7, ".repeat(600)) + "29,",
+            "more than the 512 positions that the model allows",
+        ),
+    ] {
+        let (code, error) = spoiled("llama", |dir| replace(&dir.join("golden.json"), head, &with));
+        assert_eq!(code, 4, "{error}");
+        assert!(error.contains(says), "{error}");
+    }
+}
+
 #[test]
 fn prompt_files_name_file_and_line() {
     let dir = TempDir::new().unwrap();
@@ -230,4 +260,47 @@ fn inspect_says_what_would_be_refused() {
     let (code, out, _) = karat(&["inspect", dir.path().to_str().unwrap()]);
     assert_eq!(code, 2);
     assert!(out.contains("refused: config key hidden_act"), "{out}");
+}
+
+/// A converted package computes the same: its logits are the bundled package's, to the byte.
+#[test]
+fn convert_keeps_the_model() {
+    let dir = TempDir::new().unwrap();
+    let prompts = dir.path().join("prompts.txt");
+    fs::write(&prompts, "5 6 7 8 9\n").unwrap();
+    let dump = |package: &str, name: &str| {
+        let out = dir.path().join(name);
+        let args =
+            ["--prompt-ids", prompts.to_str().unwrap(), "--out", out.to_str().unwrap(), "--tokens", "1"];
+        let (code, _, error) = karat(&[&["dump", package][..], &args].concat());
+        assert_eq!(code, 0, "{error}");
+        fs::read(out.join("0/taps.safetensors")).unwrap()
+    };
+    let original = dump("qwen2", "original");
+    for container in ["gguf", "safetensors"] {
+        let out = dir.path().join(container);
+        let (code, text, error) =
+            karat(&["convert", "qwen2", "--to", container, "--out", out.to_str().unwrap()]);
+        assert_eq!(code, 0, "{error}");
+        assert!(text.contains("tensors"), "{text}");
+        assert!(dump(out.to_str().unwrap(), &format!("from-{container}")) == original, "{container}");
+        let (code, _, error) =
+            karat(&["convert", "qwen2", "--to", container, "--out", out.to_str().unwrap()]);
+        assert_eq!(code, 2, "a second run does not write over the first: {error}");
+    }
+}
+
+#[test]
+fn two_arms_give_the_same_bytes_and_one_decodes_nothing() {
+    let arms =
+        ["ab", "llama", "--arm", "new=", "--arm", "old=reload=all", "--tokens", "3", "--format", "json"];
+    let (code, out, error) = karat(&arms);
+    assert_eq!(code, 0, "{error}");
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["byte_identical"][0], json["byte_identical"][1]);
+    assert_eq!(json["runs"][0]["dequantised_bytes_per_token"], 0);
+    assert!(json["runs"][1]["dequantised_bytes_per_token"].as_u64().unwrap() > 0);
+    let (code, _, error) = karat(&["ab", "llama", "--arm", "a=", "--arm", "b=turbo=on"]);
+    assert_eq!(code, 2);
+    assert!(error.contains("turbo=on"), "{error}");
 }

@@ -56,7 +56,7 @@ fn failed(result: &PackageResult) -> Vec<&str> {
     failed.map(|site| &*site.site).collect()
 }
 
-/// The issue's own example: exactly the taps of the mutated site fail, and nothing behind them.
+/// Exactly the taps of the mutated site fail, and nothing behind them.
 #[test]
 fn a_transposed_projection_is_named_and_not_inherited() {
     let llama = bundled_package("llama");

@@ -43,6 +43,9 @@ pub enum CliError {
     /// A run that could not be written.
     #[error(transparent)]
     Dumping(#[from] DumpingError),
+    /// A golden that this model cannot have made.
+    #[error("{0}")]
+    GoldenAtFault(String),
     /// Dumps that cannot be compared.
     #[error(transparent)]
     Diff(#[from] DiffError),
@@ -58,7 +61,7 @@ impl CliError {
     /// 4 where a golden is at fault, else 2.
     pub fn code(&self) -> u8 {
         match self {
-            CliError::Golden(_) | CliError::Diff(DiffError::Dump(_)) => 4,
+            CliError::Golden(_) | CliError::GoldenAtFault(_) | CliError::Diff(DiffError::Dump(_)) => 4,
             _ => 2,
         }
     }

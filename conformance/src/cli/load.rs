@@ -34,8 +34,13 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
     };
     if let Some(golden) = &golden {
         check_golden(&package, golden)?;
-        check_ids(&golden.manifest().prompt, &parsed.config, "the golden's prompt")?;
-        check_ids(&golden.manifest().greedy, &parsed.config, "the golden's greedy ids")?;
+        let (manifest, name) = (golden.manifest(), golden.path().display().to_string());
+        let at_fault = |error: CliError| CliError::GoldenAtFault(error.to_string());
+        let prompt = format!("{name}: the golden's prompt");
+        check_ids(&manifest.prompt, &parsed.config, &prompt).map_err(at_fault)?;
+        check_length(&manifest.prompt, &parsed.config, manifest.greedy.len(), &prompt).map_err(at_fault)?;
+        let greedy = format!("{name}: the golden's greedy ids");
+        check_ids(&manifest.greedy, &parsed.config, &greedy).map_err(at_fault)?;
     }
     let draft = match package.has_draft() {
         true => Some(load_draft(&package.dir().display().to_string(), allowed)?.1),

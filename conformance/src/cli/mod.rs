@@ -4,6 +4,7 @@ mod ab;
 mod accept;
 mod audit;
 mod check;
+mod convert;
 mod diff;
 mod draft;
 mod dump;
@@ -70,6 +71,8 @@ enum Verb {
     Accept(accept::Args),
     /// How good is this draft model for this target?
     Draft(draft::Args),
+    /// Write a package in another container.
+    Convert(convert::Args),
     /// Do two arms give the same bytes, and which is cheaper?
     Ab(ab::Args),
     /// Runs a library under test in this process, for the judge that started it.
@@ -107,6 +110,7 @@ pub fn main() -> ExitCode {
         Verb::Diff(args) => diff::run(args, cli.format),
         Verb::Accept(args) => accept::run(args, cli.format),
         Verb::Draft(args) => draft::run(args, cli.format),
+        Verb::Convert(args) => convert::run(args, cli.format),
         Verb::Ab(args) => ab::run(args, cli.format),
         Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
     };

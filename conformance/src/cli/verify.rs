@@ -63,6 +63,12 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     prepare(&mut subject, args)?;
     let contract = contract(&subject, args.contract.as_deref())?;
     let mutate = args.mutate.as_deref().map(Selection::parse).transpose()?;
+    if mutate.is_some() && !matches!(subject, SubjectSpec::Npu(_)) {
+        return Err(CliError::Usage(format!(
+            "--mutate puts a wrong subject in the NPU path's place; it does not change {}",
+            args.subject
+        )));
+    }
     let packages = if args.packages.is_empty() { bundled_models() } else { args.packages.clone() };
     let one_package =
         args.golden.is_some() || args.prompt_ids.is_some() || matches!(subject, SubjectSpec::Dump(_));
@@ -90,7 +96,11 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
             (None, Some(golden)) => (vec![golden.manifest().prompt.clone()], false),
             (None, None) => match &loaded.topk {
                 Some(topk) => (topk.runs.iter().map(|run| run.prompt.clone()).collect(), false),
-                None => (vec![seeded_prompt(&loaded.config)], true),
+                None => {
+                    let prompt = seeded_prompt(&loaded.config);
+                    check_length(&prompt, &loaded.config, args.tokens, &loaded.name)?;
+                    (vec![prompt], true)
+                }
             },
         };
         for (n, prompt) in prompts.iter().enumerate() {

@@ -113,8 +113,11 @@ impl Contract {
             }
             Linear::Parts(parts) => product(parts).map_err(contradiction)?,
         };
-        if !(read.host.ulps.is_finite() && read.host.ulps > 0.0) {
-            let reason = format!("host.ulps is {}; a function is off by more than 0 units", read.host.ulps);
+        if !(read.host.ulps > 0.0 && read.host.ulps <= 1e6) {
+            let reason = format!(
+                "host.ulps is {}; a function is off by more than 0 and at most a million units",
+                read.host.ulps
+            );
             return Err(contradiction(reason));
         }
         Ok(Contract { name: read.name, linear, host: Host { ulps: read.host.ulps } })

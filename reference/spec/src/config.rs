@@ -155,6 +155,14 @@ impl<'a> ConfigReader<'a> {
         }
     }
 
+    /// The ε of a norm, `default` where absent: from 0 to below 1, so that no root is taken of less than 0.
+    pub fn eps(&mut self, key: &str, default: f64) -> Result<f32, ConfigError> {
+        match self.f64_opt(key)?.unwrap_or(default) {
+            eps if (0.0..1.0).contains(&eps) => Ok(eps as f32),
+            _ => Err(self.wrong(key, "a number from 0 to below 1")),
+        }
+    }
+
     /// A finite number that must be there.
     pub fn f64(&mut self, key: &str) -> Result<f64, ConfigError> {
         self.f64_opt(key)?.ok_or_else(|| self.missing(key, "a number"))
@@ -284,6 +292,8 @@ mod tests {
         assert!(reader.count("many").unwrap_err().to_string().contains("from 1 to 65536"));
         assert!(reader.usizes("d").is_err());
         assert_eq!(reader.f64("d"), Ok(1.5));
+        assert!(reader.eps("a", 1e-6).is_err() && reader.eps("d", 1e-6).is_err());
+        assert_eq!(reader.eps("absent", 1e-5), Ok(1e-5));
         assert!(matches!(reader.f64("e"), Err(ConfigError::Missing { .. })));
     }
 }

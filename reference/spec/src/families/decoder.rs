@@ -115,7 +115,7 @@ impl DecoderConfig {
             num_attention_heads,
             num_key_value_heads,
             head_dim,
-            rms_norm_eps: r.f64_opt("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            rms_norm_eps: r.eps("rms_norm_eps", 1e-6)?,
             max_position_embeddings: r.size("max_position_embeddings")?,
             tie_word_embeddings: r.bool("tie_word_embeddings", family == "minicpm")?,
             rope,

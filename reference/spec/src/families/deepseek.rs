@@ -107,7 +107,7 @@ impl DeepseekConfig {
             qk_nope_head_dim,
             qk_rope_head_dim,
             v_head_dim: r.size("v_head_dim")?,
-            rms_norm_eps: r.f64_opt("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            rms_norm_eps: r.eps("rms_norm_eps", 1e-6)?,
             max_position_embeddings: r.size("max_position_embeddings")?,
             tie_word_embeddings: r.bool("tie_word_embeddings", false)?,
             attention_bias: r.bool("attention_bias", false)?,

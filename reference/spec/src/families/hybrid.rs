@@ -168,7 +168,7 @@ impl HybridConfig {
             linear_key_head_dim: r.size("linear_key_head_dim")?,
             linear_value_head_dim: r.size("linear_value_head_dim")?,
             linear_conv_kernel_dim: r.size("linear_conv_kernel_dim")?,
-            rms_norm_eps: r.f64_opt("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+            rms_norm_eps: r.eps("rms_norm_eps", 1e-6)?,
             max_position_embeddings: r.size("max_position_embeddings")?,
             tie_word_embeddings: r.bool("tie_word_embeddings", false)?,
             rope: Rope::parse_with_partial(r, head_dim, 0.25)?,
