@@ -21,6 +21,8 @@
 
 pub mod ab;
 pub mod audit;
+pub mod cases;
+pub mod check;
 pub mod cli;
 pub mod contract;
 pub mod draft;
@@ -33,6 +35,7 @@ pub mod judge;
 pub mod kernel;
 pub mod mutants;
 pub mod passes;
+pub mod probe;
 pub mod record;
 pub mod report;
 pub mod subject;

@@ -12,7 +12,7 @@ pub use command::{CommandKernel, CommandSpec};
 pub use dump::{DumpSpec, DumpSubject, OpenedDump, RunOfDump};
 pub use library::{LibraryKernel, LibraryModel, LibrarySpec};
 pub use map::{MapError, NameMap};
-pub use ops::{Answer, Kernel, OpsSubject};
+pub use ops::{Answer, Kernel, OneOp, OpsSubject};
 
 use crate::contract::Contract;
 use crate::follow::PassTaps;

@@ -3,6 +3,7 @@
 mod ab;
 mod accept;
 mod audit;
+mod check;
 mod convert;
 mod diff;
 mod draft;
@@ -10,6 +11,7 @@ mod dump;
 mod error;
 mod inspect;
 pub(crate) mod load;
+mod probe;
 mod verify;
 
 pub use error::CliError;
@@ -53,6 +55,10 @@ pub enum Format {
 enum Verb {
     /// Does this subject compute this model right, and where does it first go wrong?
     Verify(verify::Args),
+    /// Does this subject compute each op right, on every shape and value class?
+    Check(check::Args),
+    /// Which weight element does the subject use for which output?
+    Probe(probe::Args),
     /// Which mistakes could this fixture not see?
     Audit(audit::Args),
     /// Write the values of a run: prefill, then greedy steps.
@@ -96,6 +102,8 @@ pub fn main() -> ExitCode {
     };
     let outcome = match &cli.verb {
         Verb::Verify(args) => verify::run(args, cli.format),
+        Verb::Check(args) => check::run(args, cli.format),
+        Verb::Probe(args) => probe::run(args, cli.format),
         Verb::Audit(args) => audit::run(args, cli.format),
         Verb::Dump(args) => dump::run(args, cli.format),
         Verb::Inspect(args) => inspect::run(args, cli.format),

@@ -232,8 +232,8 @@ mod tests {
     // 1 + 2^-8 and 1 + 3·2^-8 lie half way between neighbours: the even one is 1 and 1 + 2^-6.
     #[test]
     fn bf16_ties_go_to_even() {
-        assert_eq!(bf16(1.003_906_25), 1.0);
-        assert_eq!(bf16(-1.011_718_75), -1.015_625);
+        assert_eq!(bf16(1.0 + 1.0 / 256.0), 1.0);
+        assert_eq!(bf16(-1.0 - 3.0 / 256.0), -1.015_625);
         assert_eq!(bf16(1.004), 1.007_812_5);
     }
 
@@ -267,7 +267,7 @@ mod tests {
     // 1 + 2^-8 lies between 1 and 1 + 2^-7; below zero the floor is further from zero.
     #[test]
     fn floors() {
-        let x = 1.003_906_25;
+        let x = 1.0 + 1.0 / 256.0;
         assert_eq!(Float::Bf16.round(x, Rounding::Floor), 1.0);
         assert_eq!(Float::Bf16.round(-x, Rounding::Floor), -1.007_812_5);
         assert_eq!(Float::F32.round_exact(1.0 - 1e-12, Rounding::Floor), 1.0f32.next_down());

@@ -139,7 +139,9 @@ fn first_head_only(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -
     let mut y = eval(call);
     let width = y.shape()[2];
     let values = y.iter_mut().enumerate();
-    values.filter(|(n, _)| n % width >= before && n / width % heads > 0).for_each(|(_, v)| *v = 0.0);
+    values
+        .filter(|(n, _)| n % width >= before && !(n / width).is_multiple_of(heads))
+        .for_each(|(_, v)| *v = 0.0);
     Some(y)
 }
 

@@ -46,7 +46,7 @@ pub fn declared(info: &Info) -> Result<Contract, String> {
     if let Some(contract) = Contract::named(text) {
         return Ok(contract);
     }
-    serde_json::from_str(text).map_err(|error| {
+    Contract::parse(text, &info.name).map_err(|error| {
         let known = Contract::NAMES.join(", ");
         format!("the contract of {} is neither one of {known} nor a contract as JSON: {error}", info.name)
     })

@@ -73,19 +73,32 @@ struct Scores {
 impl<'m> OpsSubject<'m> {
     /// A model over a kernel; `sites` is a glob over the taps that are handed over.
     pub fn new(model: &'m Model, kernel: Box<dyn Kernel + 'm>, sites: Option<&str>) -> Self {
-        let ops = Handing {
-            kernel,
-            plain: Plain::default(),
-            sites: sites.map(str::to_string),
-            pass: String::new(),
-            taps: PassTaps::new(),
-            own: BTreeSet::new(),
-            refused: BTreeSet::new(),
-            scores: None,
-            mask: None,
-            remarks: Remarks::default(),
-        };
+        let ops = Handing::new(kernel, sites);
         Self { model, state: model.fresh(), ops }
+    }
+}
+
+/// A kernel that is asked for one op at a time, outside any model.
+pub struct OneOp<'k>(Handing<'k>);
+
+impl<'k> OneOp<'k> {
+    /// Asks `kernel`.
+    pub fn new(kernel: Box<dyn Kernel + 'k>) -> Self {
+        Self(Handing::new(kernel, None))
+    }
+
+    /// Its result; nothing where it has no such op. A result that cannot be used is NaN throughout.
+    pub fn run(&mut self, at: Site, call: &Call<Tensor>) -> Result<Option<Tensor>, String> {
+        self.0.own.clear();
+        self.0.remarks.problems.clear();
+        let value = self.0.run(at, call.clone());
+        if let Some(reason) = self.0.remarks.crashed.take() {
+            return Err(reason);
+        }
+        if !self.0.remarks.problems.is_empty() {
+            return Ok(Some(value.mapv(|_| f32::NAN).into_shared()));
+        }
+        Ok((!self.0.own.is_empty()).then_some(value))
     }
 }
 
@@ -112,7 +125,22 @@ impl Subject for OpsSubject<'_> {
     }
 }
 
-impl Handing<'_> {
+impl<'m> Handing<'m> {
+    fn new(kernel: Box<dyn Kernel + 'm>, sites: Option<&str>) -> Self {
+        Handing {
+            kernel,
+            plain: Plain::default(),
+            sites: sites.map(str::to_string),
+            pass: String::new(),
+            taps: PassTaps::new(),
+            own: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            scores: None,
+            mask: None,
+            remarks: Remarks::default(),
+        }
+    }
+
     /// The kernel's result of an op; nothing where it has none, or stopped.
     fn handed(&mut self, op: &'static str, at: Site, call: &OpCall) -> Option<Tensor> {
         let tap = format!("{}.{at}", self.pass);

@@ -7,6 +7,13 @@
 //! ```text
 //! V = u²/12 · (1 + 2 (g/u)²)        and 0 where g ≥ u: nothing is rounded
 //! ```
+//!
+//! Where the value is known to be an odd multiple of g, as a sum is whose last term is the finest, the ties and
+//! the exact ones among them are known too:
+//!
+//! ```text
+//! V = u²/4  for g = u/2             V = u²/12 · (1 - 4 (g/u)²)  below
+//! ```
 
 use super::linear::{Element, Input, columns};
 use super::{rounding, ulp};
@@ -32,9 +39,18 @@ fn on_grid(u: f64, g: f64) -> f64 {
     if g >= u { 0.0 } else { u * u / 12.0 * (1.0 + 2.0 * (g / u).powi(2)) }
 }
 
+/// The variance of rounding an odd multiple of `g` to units of `u`.
+fn off_grid(u: f64, g: f64) -> f64 {
+    match g / u {
+        ratio if ratio >= 1.0 => 0.0,
+        0.5 => u * u / 4.0,
+        ratio => u * u / 12.0 * (1.0 - 4.0 * ratio * ratio),
+    }
+}
+
 /// The variance of rounding the exact `x` to f32.
 fn once(x: f64) -> f64 {
-    on_grid(ulp(x), grid(x))
+    off_grid(ulp(x), grid(x))
 }
 
 /// A running sum in a format, and what its roundings add up to.
@@ -54,16 +70,27 @@ impl Sum {
         Sum { float, rounding, value: 0.0, grid: f64::INFINITY, variance: 0.0, bound: 0.0 }
     }
 
-    /// Adds a term on a grid of `g`, and rounds.
-    fn add(&mut self, term: f64, g: f64) {
-        if term == 0.0 {
-            return;
-        }
+    /// Adds an exact term, and rounds.
+    fn add(&mut self, term: f64) {
+        let g = grid(term);
         self.value += term;
-        self.round(self.grid.min(g));
+        // The finest bit of the sum is the term's own, or one of those that the sum had.
+        self.round(self.grid.min(g), g < self.grid);
     }
 
-    fn round(&mut self, g: f64) {
+    /// Adds a term that was rounded before to units of its last place.
+    fn add_rounded(&mut self, term: f64, variance: f64, bound: f64) {
+        if variance == 0.0 {
+            return self.add(term);
+        }
+        self.variance += variance;
+        self.bound += bound;
+        self.value += term;
+        self.round(self.grid.min(self.float.ulp(term)), false);
+    }
+
+    /// Rounds a value on a grid of `g`; `odd` where it is known to be an odd multiple.
+    fn round(&mut self, g: f64, odd: bool) {
         let u = self.float.ulp(self.value);
         if g >= u {
             self.grid = g;
@@ -72,7 +99,7 @@ impl Sum {
         self.grid = u;
         match self.rounding {
             Rounding::NearestEven => {
-                self.variance += on_grid(u, g);
+                self.variance += if odd { off_grid(u, g) } else { on_grid(u, g) };
                 self.bound += u / 2.0;
             }
             Rounding::Floor => {
@@ -82,13 +109,6 @@ impl Sum {
                 self.bound += u;
             }
         }
-    }
-
-    /// Adds a term that carries a variance of its own.
-    fn add_rounded(&mut self, term: f64, variance: f64, bound: f64) {
-        self.variance += variance;
-        self.bound += bound;
-        self.add(term, if variance > 0.0 { ulp(term) } else { grid(term) });
     }
 
     fn element(self) -> Element {
@@ -144,10 +164,8 @@ pub fn w4a16_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, Non
         let w = &image[o * input.inner..][..input.inner];
         for (x, w) in rows[t].chunks(GROUP).zip(w.chunks(GROUP)) {
             let mut tile = Sum::new(Float::F32, Rounding::NearestEven);
-            x.iter().zip(w).for_each(|(&x, &w)| tile.add(x * w, grid(x * w)));
-            sum.variance += tile.variance;
-            sum.bound += tile.bound;
-            sum.add(tile.value, tile.grid);
+            x.iter().zip(w).for_each(|(x, w)| tile.add(x * w));
+            sum.add_rounded(tile.value, tile.variance, tile.bound);
         }
         sum.element()
     })
@@ -164,7 +182,7 @@ pub fn bfp16_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, Non
         for ((ma, ea), (mw, ew)) in rows[t].iter().zip(blocks(w)) {
             let i: i32 = ma.iter().zip(mw).map(|(&a, w)| i32::from(a) * i32::from(w)).sum();
             let unit = libm::ldexp(1.0, i32::from(*ea) + i32::from(ew) - 266);
-            sum.add(f64::from(i) * unit, unit);
+            sum.add(f64::from(i) * unit);
         }
         sum.element()
     })
@@ -178,15 +196,11 @@ pub fn declared_columns(input: &Input, w: &Linear, d: Declared) -> Result<Vec<Ve
     columns(input, w, |t, _, stored| {
         let mut sum = Sum::new(d.accumulator, d.rounding);
         for (x, w) in rows[t].chunks(d.tile).zip(stored.chunks(d.tile)) {
-            let pairs = x.iter().zip(w).map(|(&x, &w)| (x, nearest(d.weight, w)));
-            let pairs: Vec<(f64, f64)> = pairs.filter(|(x, w)| *x != 0.0 && *w != 0.0).collect();
-            let finest =
-                pairs.iter().map(|(x, w)| d.input.ulp(*x) * d.weight.ulp(*w)).fold(f64::INFINITY, f64::min);
-            sum.add(pairs.iter().map(|(x, w)| x * w).sum(), finest);
+            sum.add(x.iter().zip(w).map(|(x, &w)| x * nearest(d.weight, w)).sum());
         }
         if d.output < d.accumulator {
             sum.float = d.output;
-            sum.round(sum.grid);
+            sum.round(sum.grid, false);
         }
         sum.element()
     })
@@ -248,17 +262,25 @@ mod tests {
         assert_eq!(on_grid(1.0, 1.0), 0.0);
     }
 
-    // 2^24 + 1 is half way between two f32: one rounding of half a unit of 2. 3 + 4 rounds nothing.
+    // Odd halves are ties, half a unit off. Odd quarters are a quarter off: 1/16. Odd eighths are 1/8 or 3/8
+    // off: (1/64 + 9/64)/2 = 5/64.
+    #[test]
+    fn odd_multiples_round_as_counted() {
+        assert_eq!([0.5, 0.25].map(|g| off_grid(1.0, g)), [0.25, 1.0 / 16.0]);
+        assert!((off_grid(1.0, 0.125) - 5.0 / 64.0).abs() < 1e-15);
+    }
+
+    // 2^24 + 1 is half way between two f32: it is off by 1 whichever way it goes. 3 + 4 rounds nothing.
     #[test]
     fn a_sum_rounds_only_what_does_not_fit() {
         let mut sum = Sum::new(Float::F32, Rounding::NearestEven);
-        sum.add(3.0, 1.0);
-        sum.add(4.0, 4.0);
+        sum.add(3.0);
+        sum.add(4.0);
         assert_eq!((sum.value, sum.variance), (7.0, 0.0));
         let mut sum = Sum::new(Float::F32, Rounding::NearestEven);
-        sum.add(16_777_216.0, 16_777_216.0);
-        sum.add(1.0, 1.0);
-        assert_eq!(sum.variance, on_grid(2.0, 1.0));
+        sum.add(16_777_216.0);
+        sum.add(1.0);
+        assert_eq!(sum.variance, 1.0);
     }
 
     /// Rms and mean of z of honest products under a contract, on rows whose values span 28 powers of two.
