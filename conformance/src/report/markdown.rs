@@ -18,7 +18,7 @@ pub fn verify(results: &[PackageResult]) -> String {
         format!("### Karat: {}\n\n{passed} of {} packages conformant.\n\n", worst.name(), results.len());
     text.push_str("| package | subject | verdict | reference | tokens | sites | first failure |\n|---|---|---|---|---|---|---|\n");
     let mut ordered: Vec<&PackageResult> = results.iter().collect();
-    ordered.sort_by(|a, b| b.verdict.cmp(&a.verdict));
+    ordered.sort_by_key(|result| std::cmp::Reverse(result.verdict));
     for result in ordered.iter().take(TABLE) {
         let within = result.sites.iter().filter(|site| site.verdict == Verdict::Passed).count();
         let tokens = result.logits.as_ref().map_or(String::new(), |logits| {
