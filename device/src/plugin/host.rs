@@ -6,6 +6,7 @@ use std::io::Read;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// How many of the last bytes of standard error are kept.
@@ -43,6 +44,8 @@ pub struct Plugin {
     requests: Option<ChildStdin>,
     replies: Receiver<Vec<u8>>,
     said: Arc<Mutex<Vec<u8>>>,
+    /// Reads what the library prints until it closes its end.
+    listening: Option<JoinHandle<()>>,
     timeout: Duration,
     info: Info,
 }
@@ -66,7 +69,7 @@ impl Plugin {
                 }
             });
         }
-        if let Some(mut err) = err {
+        let listening = err.map(|mut err| {
             let said = Arc::clone(&said);
             std::thread::spawn(move || {
                 let mut piece = [0; 1024];
@@ -76,10 +79,10 @@ impl Plugin {
                     let surplus = said.len().saturating_sub(LAST_WORDS);
                     said.drain(..surplus);
                 }
-            });
-        }
+            })
+        });
         let info = Info { name: String::new(), contract: None, ops: vec![], model: false };
-        let mut plugin = Plugin { child, requests, replies, said, timeout, info };
+        let mut plugin = Plugin { child, requests, replies, said, listening, timeout, info };
         match plugin.reply("loading")? {
             Reply::Ready(info) => plugin.info = info,
             Reply::Refused(reason) => return Err(PluginError::Refused(reason)),
@@ -154,6 +157,13 @@ impl Plugin {
         }
         if status.is_none() {
             self.stop();
+        }
+        // Its last words may still be on their way; a grandchild that holds the pipe is not waited for.
+        for _ in 0..100 {
+            if self.listening.as_ref().is_none_or(JoinHandle::is_finished) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
         let how = status.map_or_else(|| "closed its pipes".to_string(), |status| how(&status));
         let said = self.said();
