@@ -141,9 +141,10 @@ fn clean_engines_are_calibrated() {
 #[test]
 fn device_mutants_are_caught() {
     let packages = [
-        seeded_package(seeded::heads_8_2_windows(2)),
-        bundled_package("glm4_moe"),
+        seeded_package(seeded::heads_6_2(1)),
         bundled_package("qwen3_moe"),
+        bundled_package("gemma4_e"),
+        seeded_package(seeded::heads_8_2_windows(2)),
     ];
     let mut missed = Vec::new();
     for device in mutants::device::MUTANTS {

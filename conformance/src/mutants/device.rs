@@ -33,7 +33,7 @@ pub static MUTANTS: &[DeviceMutant] = &[
     device(
         "cache-key-role-clash",
         "",
-        "the shared expert's images stand under the feed-forward's keys, or the reverse",
+        "two roles of a layer share a key: the first packed is served for both",
         "a role that shares a key with another",
         || Arc::new(Lookup(clash)),
     ),
