@@ -126,6 +126,10 @@ impl<'a> Follow<'a> {
         if !(self.judged)(&name) {
             return;
         }
+        if !fits(subject, expected) {
+            self.results.push(SiteResult::misshapen(&name, subject.shape(), expected.r.shape()));
+            return;
+        }
         let values: Vec<f32> = subject.iter().copied().collect();
         let mut result = match missing_rows(subject, expected) {
             0 => judge(&name, subject.shape(), &values, expected, &self.budget),
@@ -161,7 +165,7 @@ impl Ops for Follow<'_> {
             Some(subject) => {
                 self.compare(at, &call, subject, &expected);
                 self.gap = (Some(at), false);
-                if self.view == View::Own {
+                if self.view == View::Own && fits(subject, &expected) {
                     let continued = continued(subject, expected);
                     self.history.note(at, &call, continued.value.clone());
                     return continued;
@@ -177,6 +181,15 @@ impl Ops for Follow<'_> {
         let exact = expected.variance.iter().all(|&v| v == 0.0);
         Bounded { value, variance: (!exact).then(|| expected.variance.into_shared()) }
     }
+}
+
+/// Whether the subject's value has the shape of the site, or that of its last rows; never of none.
+fn fits(subject: &Tensor, expected: &Expected) -> bool {
+    let (found, wanted) = (subject.shape(), expected.r.shape());
+    found.len() == wanted.len()
+        && found.get(1..) == wanted.get(1..)
+        && found.first() <= wanted.first()
+        && (!subject.is_empty() || expected.r.is_empty())
 }
 
 /// How many of the first rows the subject does not show.

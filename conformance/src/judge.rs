@@ -409,6 +409,23 @@ fn judge_spread(
 }
 
 impl SiteResult {
+    /// A value that has not the shape of its site: nothing of it can be compared.
+    pub fn misshapen(site: &str, found: &[usize], expected: &[usize]) -> SiteResult {
+        let none = Expected {
+            r: ndarray::ArrayD::zeros(ndarray::IxDyn(&[0])),
+            variance: ndarray::ArrayD::zeros(ndarray::IxDyn(&[0])),
+            bound: ndarray::ArrayD::zeros(ndarray::IxDyn(&[0])),
+            calibrated: false,
+        };
+        let mut result = judge(site, &[0], &[], &none, &Budget { elements: 1, groups: 1 });
+        result.verdict = Verdict::Failed;
+        result.elements = expected.iter().product();
+        result.wrong = result.elements.max(1);
+        result.z_max = f64::INFINITY;
+        result.pattern = Some(format!("shape {found:?}, expected {expected:?}"));
+        result
+    }
+
     /// Counts rows from the start of the pass, where only those from `first` on were shown.
     pub fn shift_rows(&mut self, first: usize) {
         if first > 0 {

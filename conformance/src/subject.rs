@@ -228,6 +228,16 @@ impl NpuSubject {
     ) -> Result<Self, SubjectError> {
         Ok(Self(Npu::init(config, weights, engine, switches)?))
     }
+
+    /// The path, wrong on purpose.
+    pub fn with_fault(
+        config: &Config,
+        weights: &Weights,
+        engine: Engine,
+        fault: std::sync::Arc<dyn device::Fault>,
+    ) -> Result<Self, SubjectError> {
+        Ok(Self(Npu::init_with_fault(config, weights, engine, Switches::default(), Some(fault))?))
+    }
 }
 
 struct Collect(PassTaps);

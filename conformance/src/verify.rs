@@ -324,6 +324,9 @@ fn judged(
         verdict: Verdict::Passed,
         reason: None,
         subject: match options.mutate {
+            Some(selection) if selection.fault.is_some() => {
+                format!("{} in {}", selection.mutant.name(), options.subject)
+            }
             Some(selection) => format!("{} under {}", selection.mutant.name(), options.contract.name),
             None if kernel.is_some() => "kernel".to_string(),
             None => options.subject.to_string(),
@@ -368,7 +371,8 @@ fn judged(
         None => reference_part(loaded, golden),
     };
 
-    let mut mutant = options.mutate.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
+    let in_op = options.mutate.filter(|selection| selection.fault.is_none());
+    let mut mutant = in_op.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
     let mut other: Box<dyn Subject + '_>;
     let run = match &mut mutant {
         Some(subject) => run(subject, &passes),
@@ -576,6 +580,17 @@ fn build<'m>(
     dump: Option<OpenedDump>,
     passes: &[Pass],
 ) -> Result<Box<dyn Subject + 'm>, SubjectError> {
+    if let Some(fault) = options.mutate.and_then(|selection| selection.fault) {
+        let SubjectSpec::Npu(engine) = options.subject else {
+            return Err(SubjectError::Unusable("a device mutant needs the NPU path: --subject npu".into()));
+        };
+        return Ok(Box::new(crate::subject::NpuSubject::with_fault(
+            &loaded.config,
+            &loaded.weights,
+            *engine,
+            fault(),
+        )?));
+    }
     match (kernel, dump) {
         (Some(kernel), _) => Ok(Box::new(OpsSubject::new(&loaded.model, kernel, options.sites))),
         (None, Some(dump)) => Ok(Box::new(DumpSubject::new(dump, &loaded.model, passes)?)),

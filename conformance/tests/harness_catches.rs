@@ -136,3 +136,31 @@ fn clean_engines_are_calibrated() {
         assert!((0.95..=1.1).contains(&rms), "{engine}: rms z {rms}");
     }
 }
+
+/// Mistakes of the device itself turn a package red: at a site, or in an image, or by a refusal.
+#[test]
+fn device_mutants_are_caught() {
+    let packages = [
+        seeded_package(seeded::heads_6_2(1)),
+        bundled_package("qwen3_moe"),
+        bundled_package("gemma4_e"),
+        seeded_package(seeded::heads_8_2_windows(2)),
+    ];
+    let mut missed = Vec::new();
+    for device in mutants::device::MUTANTS {
+        let name = device.mutant.name();
+        let caught = packages.iter().find_map(|package| {
+            let result = run(package, "int8", Some(&name)).unwrap();
+            let refused = matches!(result.verdict, Verdict::NotSupported | Verdict::Crashed);
+            (refused || !failed(&result).is_empty()).then(|| {
+                let at = result.first_failure.map_or(String::new(), |first| first.site);
+                format!("{name}: {} {at} {}", result.verdict.name(), result.reason.unwrap_or_default())
+            })
+        });
+        match caught {
+            Some(how) => println!("{how}"),
+            None => missed.push(name),
+        }
+    }
+    assert!(missed.len() * 20 <= mutants::device::MUTANTS.len(), "not caught: {missed:?}");
+}

@@ -1,6 +1,6 @@
 //! The catalogue as a page, made from the tables in code.
 
-use crate::mutants::FAMILIES;
+use crate::mutants::{FAMILIES, device};
 use std::fmt::Write;
 
 /// Mutants of the harness itself: what is broken, and the test that shows it.
@@ -28,6 +28,46 @@ pub const META: &[(&str, &str, &str)] = &[
     ("har-golden-overwritten", "a missing golden is made from the subject", "a_missing_golden_is_not_made"),
 ];
 
+/// Mistakes that are on the list and cannot be made yet.
+pub const MISSING: &[(&str, &str)] = &[
+    ("lin-delta-weight-dropped", "no family has adapters or shared blocks"),
+    ("pack-metadata-off-by-one", "the packing hook changes weights and not scales"),
+    (
+        "pack-rope-permutation-skipped",
+        "the NPU path keeps q and k in the package's order; `rope-kperm-heads` is the same in the op",
+    ),
+    ("cache-stale-content", "an image is a function of weights that never change under it"),
+    ("q-kquant-scale-unpack", "the decoders of containers have tests of their own against published vectors"),
+    ("q-kquant-lane-layout", "as `q-kquant-scale-unpack`"),
+    ("q-bit-geometry", "as `q-kquant-scale-unpack`"),
+    ("q-scale-type-confused", "as `q-kquant-scale-unpack`"),
+    ("q-subnormal-flushed", "as `q-kquant-scale-unpack`"),
+    ("rope-batch-positions", "one sequence at a time: no ragged batches"),
+    ("rope-mrope-layout", "text alone: one position a token"),
+    ("attn-softcap-after-mask", "the cap and the mask are ops of their own, in that order"),
+    ("attn-splitkv-combine", "attention is not split over keys"),
+    ("attn-config-factor-dropped", "one mutant a factor: see the scale, cap and multiplier mutants"),
+    ("mask-window-prefill-cap", "no key is dropped before its pass is over"),
+    ("mask-leftpad", "one sequence at a time: no padding"),
+    ("mask-fully-masked-row", "a token always sees itself"),
+    ("kv-ring", "caches are not rings"),
+    ("kv-reuse-index", "no reuse of segments between requests"),
+    ("kv-key-identity", "no cache of prefixes"),
+    ("kv-reset-missing", "one sequence a run; the device's own tests run A, B, A"),
+    ("kv-head-offset", "caches are not split over devices"),
+    ("moe-shared-gate-missing", "made as `attn-gate-missing` at the shared expert's gate"),
+    ("moe-expert-bias-unweighted", "made as `lin-bias-dropped` at the experts' sites"),
+    ("gdn-chunk-tail", "the delta rule runs token by token"),
+    ("gdn-chunk-algebra", "as `gdn-chunk-tail`"),
+    ("gdn-pad-contaminates", "one sequence at a time: no padding"),
+    ("gdn-gate-corner", "a matter of values: `check` has gates from -100 to 100"),
+    ("gdn-axis-swap", "heads and tokens differ in number, so that every shape changes"),
+    ("kvshare-offset", "the query of a sharing layer is turned like any other: see `rope-position-offset`"),
+    ("head-vocab-rows", "no family has a head narrower than its table"),
+    ("num-f16-overflow", "no contract has f16"),
+    ("num-scale-late", "no contract has a rounding inside the score"),
+];
+
 /// The page `MUTANTS.md`.
 pub fn markdown() -> String {
     let mut page = String::from(
@@ -43,11 +83,25 @@ pub fn markdown() -> String {
         }
     }
     page.push_str(
+        "\n## The device\n\nHooks in the NPU path; `karat verify --subject npu --mutate ID[:VARIANT]` runs it with one.\n\n\
+         | mutant | does | needs |\n|---|---|---|\n",
+    );
+    for mutant in device::MUTANTS.iter().map(|m| &m.mutant) {
+        let _ = writeln!(page, "| `{}` | {} | {} |", mutant.name(), mutant.formula, mutant.needs);
+    }
+    page.push_str(
         "\n## The harness itself\n\nA test breaks the harness's input in the named way and expects a failure.\n\n\
          | mutant | what is wrong | test |\n|---|---|---|\n",
     );
     for (id, what, test) in META {
         let _ = writeln!(page, "| `{id}` | {what} | `{test}` |");
+    }
+    page.push_str(
+        "\n## Not made here\n\nRows of the published list of mistakes that have no realisation yet, and why.\n\n\
+         | mutant | why |\n|---|---|\n",
+    );
+    for (id, why) in MISSING {
+        let _ = writeln!(page, "| `{id}` | {why} |");
     }
     page
 }

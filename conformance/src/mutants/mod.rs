@@ -7,6 +7,7 @@
 mod attention;
 mod cache;
 mod delta;
+pub mod device;
 mod embedding;
 mod equivalent;
 pub mod explain;

@@ -1,6 +1,6 @@
 //! Reading `ID[:VARIANT][@SITE]`.
 
-use super::{Mutant, all};
+use super::{Mutant, all, device};
 use spec::Site;
 
 /// One mutant and the sites it is applied at.
@@ -10,6 +10,8 @@ pub struct Selection {
     pub mutant: &'static Mutant,
     /// A glob over site names without the pass; nothing means every applicable site.
     pub site: Option<String>,
+    /// The hook of a mutant that is realised in the NPU path.
+    pub fault: Option<fn() -> std::sync::Arc<dyn ::device::Fault>>,
 }
 
 /// Why a selection is not one.
@@ -21,6 +23,9 @@ pub enum SelectError {
     /// No such variant.
     #[error("mutant {0} has no variant {1}; it has {2}")]
     Variant(String, String, String),
+    /// A site for a mutant that is not made at one.
+    #[error("mutant {0} is made in the device and not at a site; leave {1} out")]
+    NoSite(String, String),
     /// The site part matches nothing that a model could have.
     #[error("site {0} is no site name; nearest: {1}")]
     Site(String, String),
@@ -34,9 +39,10 @@ impl Selection {
             None => (text, None),
         };
         let (id, variant) = name.split_once(':').map_or((name, None), |(id, variant)| (id, Some(variant)));
-        let variants: Vec<&'static Mutant> = all().filter(|m| m.id == id).collect();
+        let in_device = || device::MUTANTS.iter().map(|m| &m.mutant);
+        let variants: Vec<&'static Mutant> = all().chain(in_device()).filter(|m| m.id == id).collect();
         if variants.is_empty() {
-            let ids: Vec<&str> = all().map(|m| m.id).collect();
+            let ids: Vec<&str> = all().chain(in_device()).map(|m| m.id).collect();
             return Err(SelectError::Unknown(id.to_string(), nearest(id, &ids)));
         }
         let mutant = match variant {
@@ -49,7 +55,11 @@ impl Selection {
         if let Some(site) = &site {
             check_site(site)?;
         }
-        Ok(Selection { mutant, site })
+        let hook = device::MUTANTS.iter().find(|m| std::ptr::eq(&m.mutant, mutant));
+        if let (Some(_), Some(site)) = (hook, &site) {
+            return Err(SelectError::NoSite(mutant.name(), format!("@{site}")));
+        }
+        Ok(Selection { mutant, site, fault: hook.map(|m| m.fault) })
     }
 
     /// Whether the mutant is to be tried at `at`.
