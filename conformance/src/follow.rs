@@ -3,9 +3,10 @@
 //! So every site shows the error that the subject made there, and not what it inherited.
 
 use crate::contract::{Contract, decoded_image};
-use crate::judge::{Budget, SiteResult, judge, rows_and_columns};
+use crate::judge::{Budget, SiteResult, Verdict, judge, rows_and_columns};
 use crate::mutants::History;
 use crate::mutants::explain::{Explanation, explain};
+use crate::routing;
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use reference::{Call, Ops, Tensor};
 use spec::{NonFinite, Site};
@@ -130,16 +131,24 @@ impl<'a> Follow<'a> {
             self.results.push(SiteResult::misshapen(&name, subject.shape(), expected.r.shape()));
             return;
         }
-        let values: Vec<f32> = subject.iter().copied().collect();
+        let reference = || expected.r.mapv(|v| v as f32).into_shared();
+        let choices = routing::compare(&name, call, &reference(), subject);
+        let values: Vec<f32> = choices.as_ref().map_or(subject, |c| &c.aligned).iter().copied().collect();
         let mut result = match missing_rows(subject, expected) {
             0 => judge(&name, subject.shape(), &values, expected, &self.budget),
             missing => judge(&name, subject.shape(), &values, &expected.from_row(missing), &self.budget),
         };
         result.shift_rows(missing_rows(subject, expected));
+        if let Some(swap) = choices.as_ref().and_then(|choices| choices.swaps.first())
+            && result.verdict < Verdict::NearTie
+        {
+            result.verdict = Verdict::NearTie;
+            result.pattern = Some(swap.to_string());
+        }
         if let (before, true) = self.gap {
             self.spans.push((at, before));
         }
-        if result.verdict == crate::judge::Verdict::Failed && self.explain {
+        if result.verdict == Verdict::Failed && self.explain {
             self.explain = false;
             self.explanation = explain(at, call, subject, self.contract, &self.history);
         }
@@ -176,7 +185,13 @@ impl Ops for Follow<'_> {
                 self.gap.1 = true;
             }
         }
-        let value = expected.r.mapv(|v| v as f32).into_shared();
+        let mut value = expected.r.mapv(|v| v as f32).into_shared();
+        // What comes behind a choice stands in its order.
+        if let Some(choices) =
+            self.taps.get(&at).and_then(|subject| routing::compare(self.pass, &call, &value, subject))
+        {
+            value = choices.followed;
+        }
         self.history.note(at, &call, value.clone());
         let exact = expected.variance.iter().all(|&v| v == 0.0);
         Bounded { value, variance: (!exact).then(|| expected.variance.into_shared()) }

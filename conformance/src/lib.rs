@@ -38,6 +38,7 @@ pub mod passes;
 pub mod probe;
 pub mod record;
 pub mod report;
+pub mod routing;
 pub mod subject;
 pub mod topk_gate;
 pub mod variance;
