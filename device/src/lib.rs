@@ -30,7 +30,7 @@ pub use counters::{Cost, Counters};
 pub use engine::Engine;
 pub use error::DeviceError;
 pub use fault::Fault;
-pub use npu::Npu;
+pub use npu::{Npu, Snapshot};
 pub use resident::{Group, Key, Role};
 pub use switches::{Reload, Switches};
 pub use taps::TapSink;

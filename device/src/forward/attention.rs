@@ -72,7 +72,7 @@ pub(super) struct GroupedAttention {
     shape: Shape,
     layers: Vec<Option<Projections>>,
     rope: RopeTable,
-    caches: Vec<KvCache>,
+    pub caches: Vec<KvCache>,
 }
 
 impl GroupedAttention {

@@ -11,7 +11,7 @@
 //! expansion would give is the same to the bit, since a launch computes a row from that row alone.
 
 use super::feed_forward::FeedForward;
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::add;
 use crate::host::attention::Attention;
@@ -211,5 +211,13 @@ impl Program for Deepseek {
 
     fn reserve(&mut self, positions: usize) {
         self.states.iter_mut().for_each(|state| state.cache.reserve(positions));
+    }
+
+    fn save(&self) -> State {
+        Box::new(self.states.clone())
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.states = saved(state);
     }
 }

@@ -7,7 +7,7 @@
 //! logits = cap(norm_f(x) · W_headᵀ)
 //! ```
 
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::add;
 use crate::host::attention::Attention;
@@ -160,5 +160,13 @@ impl Program for Gemma {
 
     fn reserve(&mut self, positions: usize) {
         self.caches.iter_mut().for_each(|cache| cache.reserve(positions));
+    }
+
+    fn save(&self) -> State {
+        Box::new(self.caches.clone())
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.caches = saved(state);
     }
 }

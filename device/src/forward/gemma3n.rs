@@ -13,7 +13,7 @@
 //! `C` and `c` follow from `tanh(W_m (norm(·) / hidden))`. Those small products run on the host side.
 
 use super::ple::{self, Inputs};
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::{add, gate, scale};
 use crate::host::altup::{correct, match_rms, normal_quantile, predict, sparsify, stream};
@@ -379,5 +379,13 @@ impl Program for Gemma3n {
     fn reserve(&mut self, positions: usize) {
         let layers = self.caches.iter_mut().zip(&self.c.layers).enumerate();
         layers.filter(|(i, (_, c))| c.kv_source == *i).for_each(|(_, (cache, _))| cache.reserve(positions));
+    }
+
+    fn save(&self) -> State {
+        Box::new(self.caches.clone())
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.caches = saved(state);
     }
 }

@@ -14,7 +14,7 @@
 
 use super::moe::Routed;
 use super::ple::{self, Inputs};
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::{add, scale};
 use crate::host::attention::Attention;
@@ -262,5 +262,13 @@ impl Program for Gemma4 {
     fn reserve(&mut self, positions: usize) {
         let layers = self.caches.iter_mut().zip(&self.c.layers).enumerate();
         layers.filter(|(i, (_, c))| c.kv_source == *i).for_each(|(_, (cache, _))| cache.reserve(positions));
+    }
+
+    fn save(&self) -> State {
+        Box::new(self.caches.clone())
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.caches = saved(state);
     }
 }

@@ -9,7 +9,7 @@
 
 use super::attention::{self, GroupedAttention, Inputs, Projections};
 use super::feed_forward::FeedForward;
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::{add, gate};
 use crate::host::conv::ConvState;
@@ -34,6 +34,7 @@ pub(crate) struct Hybrid {
 }
 
 /// What a delta-rule layer remembers.
+#[derive(Clone)]
 struct LinearState {
     conv: ConvState,
     delta: DeltaState,
@@ -276,5 +277,13 @@ impl Program for Hybrid {
 
     fn reserve(&mut self, positions: usize) {
         self.attention.reserve(positions);
+    }
+
+    fn save(&self) -> State {
+        Box::new((self.attention.caches.clone(), self.states.clone()))
+    }
+
+    fn restore(&mut self, state: &State) {
+        (self.attention.caches, self.states) = saved(state);
     }
 }
