@@ -9,6 +9,7 @@ use crate::mutants::explain::{Explanation, explain};
 use crate::routing;
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use reference::{Call, Ops, Tensor};
+use spec::families::Linear;
 use spec::{NonFinite, Site};
 use std::collections::BTreeMap;
 
@@ -17,6 +18,16 @@ const IMAGE_ROWS: usize = 256;
 
 /// The values of a subject in one pass.
 pub type PassTaps = BTreeMap<Site, Tensor>;
+
+/// A subject's own image of the weights behind a site.
+pub struct Imaged {
+    /// The site.
+    pub site: Site,
+    /// The routed expert that the weights are of.
+    pub expert: Option<usize>,
+    /// The weights, decoded from the image.
+    pub weights: spec::Matrix,
+}
 
 /// Whether a site's error is its own or all that has come down to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +51,7 @@ pub struct Follow<'a> {
     explain: bool,
     /// The subject's own images of the weights behind its linear sites, to be checked against the rule of
     /// the contract.
-    pub images: &'a [(Site, spec::Matrix)],
+    pub images: &'a [Imaged],
     /// The judged sites, in the order of the data flow.
     pub results: Vec<SiteResult>,
     /// Sites of the reference that the subject does not expose.
@@ -96,9 +107,25 @@ impl<'a> Follow<'a> {
     /// Checks the subject's image of a weight value for value: it must be what the contract's rule makes
     /// of the package's weight.
     fn compare_image(&mut self, at: Site, call: &Call<Bounded>) -> Result<(), NonFinite> {
-        let Call::Linear { w, .. } = call else { return Ok(()) };
-        let Some((_, image)) = self.images.iter().find(|(site, _)| *site == at) else { return Ok(()) };
+        match call {
+            Call::Linear { w, .. } => self.compare_one_image(at, None, w),
+            Call::ExpertLinear { experts, .. } => {
+                experts.iter().enumerate().try_for_each(|(n, w)| self.compare_one_image(at, Some(n), w))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn compare_one_image(&mut self, at: Site, expert: Option<usize>, w: &Linear) -> Result<(), NonFinite> {
+        let of = |image: &&Imaged| image.site == at && image.expert == expert;
+        let Some(Imaged { weights: image, .. }) = self.images.iter().find(of) else { return Ok(()) };
+        let name = expert.map_or(format!("image.{at}"), |expert| format!("image.{at}.{expert}"));
         let (out, inner) = (w.weight.out(), w.weight.inner());
+        let found = [image.out(), image.inner()];
+        if found != [out, inner] {
+            self.results.push(SiteResult::misshapen(&name, &found, &[out, inner]));
+            return Ok(());
+        }
         for start in (0..out).step_by(IMAGE_ROWS) {
             let rows = start..(start + IMAGE_ROWS).min(out);
             let rule = decoded_image(&w.weight.rows(rows.clone()), self.contract.product_at(at))?;
@@ -111,7 +138,7 @@ impl<'a> Follow<'a> {
             let r =
                 ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&shape), rule).expect("one value a weight");
             let expected = Expected { r, variance: zero.clone(), bound: zero, calibrated: false };
-            let mut result = judge(&format!("image.{at}"), &shape, &values, &expected, &self.budget);
+            let mut result = judge(&name, &shape, &values, &expected, &self.budget);
             result.worst.row += start;
             if let Some(first) = &mut result.first_wrong {
                 first.row += start;

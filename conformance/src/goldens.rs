@@ -133,7 +133,7 @@ pub fn remake(source: &Source, name: &str, target: &Path, reason: Option<&str>) 
     let loaded = load(fixture, None, &[])?;
     let model_hash = golden::model_hash(&fixtures::Package::open(fixture)?.files())?;
     let steps = manifest.greedy.len().saturating_sub(1);
-    let run = Run { subject: &subject, prompt: &manifest.prompt, steps, sites: None, reason };
+    let run = Run { subject: &subject, prompt: &manifest.prompt, steps, sites: None, reason, sigma: true };
     write(&loaded, &model_hash, &run, target)?;
     Ok(())
 }

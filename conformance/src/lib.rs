@@ -25,6 +25,7 @@ pub mod cases;
 pub mod check;
 pub mod cli;
 pub mod contract;
+pub mod cost;
 pub mod draft;
 pub mod dumping;
 pub mod emulate;

@@ -208,6 +208,7 @@ impl Ops for Rerouted<'_> {
 
 /// Logits with their variances, pass by pass, of the reference that follows a subject's choices, and every
 /// swap that it followed.
+#[derive(Default)]
 pub struct Logits {
     /// `[rows, vocab]` of every pass.
     pub passes: Vec<Bounded>,

@@ -26,7 +26,7 @@ pub mod simd;
 mod switches;
 mod taps;
 
-pub use counters::{Cost, Counters};
+pub use counters::{Cost, Counters, Launch};
 pub use engine::Engine;
 pub use error::DeviceError;
 pub use fault::Fault;

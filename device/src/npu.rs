@@ -21,7 +21,8 @@ use std::time::Instant;
 /// A model on the device, with the state of one request.
 ///
 /// Every number of rows gives the same bits however it is cut into passes and launches, and on any
-/// number of threads.
+/// number of threads; but for LongRoPE, whose factors are chosen by the length that a pass reaches, as in the
+/// frameworks.
 pub struct Npu {
     program: Box<dyn Program>,
     shape: Shape,
@@ -378,7 +379,7 @@ impl Npu {
         let layers = self.shape.layers;
         let width = self.shape.width;
         let mut pass =
-            Pass { launcher: &mut self.launcher, taps, start: self.position, chunk: 0..total, layer: None };
+            Pass { launcher: &mut self.launcher, taps, start: self.position, total, chunk: 0..total, layer: None };
         pass.launcher.load(Stage::Begin)?;
         let mut embedded = embedded;
         pass.value("embed", &[self.shape.hidden], &mut embedded);

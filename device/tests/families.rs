@@ -2,7 +2,7 @@
 
 mod seeded;
 
-use karat_device::{Engine, Key, Npu, Switches};
+use karat_device::{DeviceError, Engine, Key, Npu, Switches};
 use seeded::{Recorded, bits, model, tokens};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

@@ -110,10 +110,11 @@ fn site_text(site: &SiteDiff) -> String {
     match (&site.change, &site.note) {
         (Some(change), _) => {
             let at = change.worst.map_or(String::new(), |p| format!(" at [{}, {}]", p.row, p.col));
-            format!(
-                "{}: max abs {:.2e}{at}, {:.2} of the rounding limit",
-                site.site, change.max_abs, change.ratio
-            )
+            let size = change.sigmas.map_or_else(
+                || format!("{:.2} of the rounding limit", change.ratio),
+                |sigmas| format!("{sigmas:.1} sigma"),
+            );
+            format!("{}: max abs {:.2e}{at}, {size}", site.site, change.max_abs)
         }
         (None, Some(note)) => format!("{}: {note}", site.site),
         (None, None) => format!("{}: identical", site.site),
@@ -146,7 +147,7 @@ pub fn markdown(comparison: &Comparison) -> String {
     let changed: Vec<&Compared> =
         comparison.pairs.iter().filter(|pair| pair.diff.verdict != DiffVerdict::Identical).collect();
     if !changed.is_empty() {
-        text.push_str("\n| dump | verdict | first change | max abs | of the limit | flips |\n|---|---|---|---|---|---|\n");
+        text.push_str("\n| dump | verdict | first change | max abs | size | flips |\n|---|---|---|---|---|---|\n");
     }
     for pair in changed.iter().take(20) {
         let d = &pair.diff;
@@ -160,7 +161,10 @@ pub fn markdown(comparison: &Comparison) -> String {
             name(d.verdict),
             first.map_or("", |first| first),
             change.map_or(String::new(), |c| format!("{:.1e}", c.max_abs)),
-            change.map_or(String::new(), |c| format!("{:.2}", c.ratio)),
+            change.map_or(String::new(), |c| match c.sigmas {
+                Some(sigmas) => format!("{sigmas:.1} σ"),
+                None => format!("{:.2} of the limit", c.ratio),
+            }),
             d.flips.len()
         );
     }

@@ -178,7 +178,11 @@ impl Hybrid {
         pass.value("gdn_beta", &[heads], &mut beta);
 
         state.delta.open(first);
-        let mut core = state.delta.feed(&q, Writes { k, v, g, beta });
+        let writes = Writes { k, v, g, beta };
+        let mut core = match pass.launcher.switches.chunked_delta {
+            true => state.delta.feed_chunked(&q, writes),
+            false => state.delta.feed(&q, writes),
+        };
         pass.value("gdn_core", &[heads, value_dim], &mut core);
         let mut normed = rms_norm(&core, &w.norm, c.rms_norm_eps);
         pass.value("gdn_z_heads", &[heads, value_dim], &mut z);
