@@ -32,6 +32,7 @@ pub mod emulate;
 pub mod follow;
 pub mod golden_gate;
 pub mod goldens;
+pub mod inspect;
 pub mod judge;
 pub mod kernel;
 pub mod mutants;

@@ -59,6 +59,8 @@ pub enum LoadError {
         count: usize,
         /// The first of them.
         tensor: String,
+        /// All of them.
+        tensors: Vec<String>,
     },
     /// A value that is not finite.
     #[error("{file}: {source}")]
@@ -195,6 +197,7 @@ impl<'a> Loader<'a> {
                 file: self.tensors.file(tensor).display().to_string(),
                 count: unknown.len(),
                 tensor: tensor.to_string(),
+                tensors: unknown.into_iter().cloned().collect(),
             }),
         }
     }

@@ -19,7 +19,7 @@ pub mod phi3;
 pub mod ple;
 pub mod wrapped;
 
-use crate::config::{ConfigError, ConfigReader};
+use crate::config::{ConfigError, ConfigReader, KeyUse};
 use crate::matrix::{Matrix, Vector};
 use crate::tensors::{LoadError, Loader, Tensors};
 use serde_json::{Map, Value};
@@ -210,6 +210,8 @@ pub struct Parsed {
     pub passed_over: Vec<String>,
     /// Parts of a multimodal package that are not judged, by their config key: `vision_config`.
     pub not_judged: Vec<String>,
+    /// Every key of the config, of a wrapper first, with what became of it.
+    pub keys: Vec<(String, KeyUse)>,
 }
 
 /// Every `model_type` that is understood.
@@ -249,6 +251,7 @@ impl Config {
         let mut parsed = Config::parse_text(&text.map, "text_config.", allowed)?;
         parsed.passed_over.extend(text.passed_over);
         parsed.not_judged = text.not_judged;
+        parsed.keys.splice(0..0, text.keys);
         Ok(parsed)
     }
 
@@ -274,7 +277,8 @@ impl Config {
             "gemma3n_text" => Config::Gemma3n(gemma3n::Gemma3nConfig::parse(family, r)?),
             _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
         };
-        Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
+        let keys = reader.account(allowed);
+        Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new(), keys })
     }
 
     /// The `model_type`.

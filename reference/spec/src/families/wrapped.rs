@@ -1,6 +1,6 @@
 //! The text side of multimodal checkpoints: a config inside a config, tensors beside towers.
 
-use crate::config::{ConfigError, ConfigReader};
+use crate::config::{ConfigError, ConfigReader, KeyUse};
 use serde_json::{Map, Value};
 
 /// Keys of a wrapper that describe something other than the text model. None of them changes what
@@ -40,6 +40,8 @@ pub struct Text {
     pub passed_over: Vec<String>,
     /// Config keys of the towers, which are not judged.
     pub not_judged: Vec<String>,
+    /// Every key of the wrapper with what became of it.
+    pub keys: Vec<(String, KeyUse)>,
 }
 
 /// Unwraps `text_config`, where there is one.
@@ -58,7 +60,8 @@ pub fn text_config(map: &Map<String, Value>, allowed: &[String]) -> Result<Optio
             not_judged.push(key.to_string());
         }
     }
-    Ok(Some(Text { map: text, passed_over: r.finish(allowed)?, not_judged }))
+    let keys = r.account(allowed);
+    Ok(Some(Text { map: text, passed_over: r.finish(allowed)?, not_judged, keys }))
 }
 
 /// Whether a tensor belongs to a tower.
