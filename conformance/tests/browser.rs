@@ -10,7 +10,8 @@ use std::process::Command;
 fn browser() -> String {
     let named = std::env::var("KARAT_BROWSER").ok();
     let usual = ["chromium", "chromium-browser", "google-chrome"].map(String::from);
-    let runs = |name: &String| Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success());
+    let runs =
+        |name: &String| Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success());
     named.into_iter().chain(usual).find(runs).expect("Chromium on the path, or KARAT_BROWSER")
 }
 
@@ -18,13 +19,20 @@ fn browser() -> String {
 fn open(page: &Path) -> (String, Vec<String>) {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new(browser())
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"])
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--enable-logging=stderr",
+        ])
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .args(["--dump-dom", &format!("file://{}", page.display())])
         .output()
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let console = text(&output.stderr).lines().filter(|line| line.contains("CONSOLE")).map(String::from).collect();
+    let console =
+        text(&output.stderr).lines().filter(|line| line.contains("CONSOLE")).map(String::from).collect();
     (text(&output.stdout), console)
 }
 
@@ -43,7 +51,13 @@ fn a_failure_is_drawn_with_its_site_and_explanation() {
     let (_dir, page) = report(&["llama", "qwen3", "--mutate", "lin-transpose-square@layers.1.q_proj"]);
     let (dom, console) = open(&page);
     assert_eq!(console, Vec::<String>::new());
-    for shown in ["FAILED", "prefill.layers.1.q_proj", "y = x·W instead of x·Wᵀ", "runner-up", "own and inherited error"] {
+    for shown in [
+        "FAILED",
+        "prefill.layers.1.q_proj",
+        "y = x·W instead of x·Wᵀ",
+        "runner-up",
+        "own and inherited error",
+    ] {
         assert!(dom.contains(shown), "{shown} is on the page");
     }
     let pictures = dom.matches("<svg").count() + dom.matches("<canvas").count();
@@ -100,7 +114,8 @@ fn failing() -> PackageResult {
     let config = Config::parse(package.config(), &[]).unwrap().config;
     let weights = Weights::load(&config, package.tensors()).unwrap();
     let model = reference::Model::new(config.clone(), weights.clone());
-    let loaded = Loaded { name: "llama".into(), config, weights, model, golden: None, topk: None, draft: None };
+    let loaded =
+        Loaded { name: "llama".into(), config, weights, model, golden: None, topk: None, draft: None };
     let (subject, contract) = ("npu".parse().unwrap(), Contract::named("int8").unwrap());
     let mutate = Selection::parse("residual-wrong:doubled").unwrap();
     let options = Options {

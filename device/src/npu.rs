@@ -378,8 +378,14 @@ impl Npu {
         let before = self.launcher.counters.outside;
         let layers = self.shape.layers;
         let width = self.shape.width;
-        let mut pass =
-            Pass { launcher: &mut self.launcher, taps, start: self.position, total, chunk: 0..total, layer: None };
+        let mut pass = Pass {
+            launcher: &mut self.launcher,
+            taps,
+            start: self.position,
+            total,
+            chunk: 0..total,
+            layer: None,
+        };
         pass.launcher.load(Stage::Begin)?;
         let mut embedded = embedded;
         pass.value("embed", &[self.shape.hidden], &mut embedded);

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::container::PIECE;
-use crate::stats::{Comparer, Comparison};
 use crate::manifest::Sigma;
+use crate::stats::{Comparer, Comparison};
 use crate::{Dump, DumpError, Manifest, TapInfo, TapKey, split_tap};
 
 pub use logits::{Flip, LogitsDiff};
@@ -273,7 +273,9 @@ fn site(
     if comparison.bytes_equal {
         return Ok(match before.sha256 == tap.sha256 {
             true => report(DiffVerdict::Identical, None, None),
-            false => report(DiffVerdict::Equivalent, Some("the same choices in another order".to_owned()), None),
+            false => {
+                report(DiffVerdict::Equivalent, Some("the same choices in another order".to_owned()), None)
+            }
         });
     }
     let non_finite_equal = comparison.non_finite_equal;

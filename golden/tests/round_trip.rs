@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use karat_golden::{Dtype, Dump, DumpError, DumpWriter, MANIFEST_FILE, Manifest, Origin, Phase, Sigma, TAPS_FILE};
+use karat_golden::{
+    Dtype, Dump, DumpError, DumpWriter, MANIFEST_FILE, Manifest, Origin, Phase, Sigma, TAPS_FILE,
+};
 use proptest::prelude::*;
 
 const NAMES: [&str; 3] = ["prefill.embed", "prefill.logits", "step1.logits"];

@@ -46,7 +46,8 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         check_length(prompt, &loaded.config, args.tokens, "the prompt")?;
         let target = args.out.join(n.to_string());
         let sites = args.sites.as_deref();
-        let run = Run { subject: &subject, prompt, steps: args.tokens, sites, reason: None, sigma: !args.no_sigma };
+        let run =
+            Run { subject: &subject, prompt, steps: args.tokens, sites, reason: None, sigma: !args.no_sigma };
         let taps = write(&loaded, &model_hash, &run, &target)?;
         written.push((target.display().to_string(), taps));
     }
