@@ -114,16 +114,17 @@ fn absorbed_latent_attention_is_expanded_latent_attention() {
 #[test]
 fn a_mixture_of_all_experts_is_dense() {
     let run = run("qwen3_moe", |config| {
-        config.insert("num_experts_per_tok".into(), config["num_experts"].clone());
+        config.insert("num_experts_per_tok".into(), config["num_local_experts"].clone());
         config.insert("norm_topk_prob".into(), json!(false));
     });
     let Weights::MoeDecoder(weights) = &run.weights else { panic!("qwen3_moe has experts") };
-    let (hidden, count) = (run.number("hidden_size"), run.number("num_experts"));
+    let hidden = run.number("hidden_size");
     let mut layers = 0;
     for (layer, w) in weights.layers.iter().enumerate() {
         let FeedForward::Sparse(moe) = &w.mlp else { continue };
         let x = run.values(layer, "mlp_norm");
         let logits = run.values(layer, "router_logits");
+        let count = run.tap(layer, "router_logits").shape()[1];
         let times = |matrix: &spec::Matrix, x: &[f64]| -> Vec<f64> {
             f64s(matrix.to_values().unwrap()).chunks_exact(x.len()).map(|row| dot(row, x)).collect()
         };

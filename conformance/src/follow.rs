@@ -11,6 +11,7 @@ use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use reference::{Call, Ops, Tensor};
 use spec::families::Linear;
 use spec::{NonFinite, Site};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Rows of an image that are compared at a time, so that no whole matrix is held decoded.
@@ -197,7 +198,8 @@ impl Ops for Follow<'_> {
                 return poisoned(&call);
             }
         };
-        match self.taps.get(&at) {
+        let subject = self.taps.get(&at).map(|subject| with_axes_of(subject, expected.r.shape()));
+        match &subject {
             Some(subject) => {
                 self.compare(at, &call, subject, &expected);
                 self.gap = (Some(at), false);
@@ -215,7 +217,7 @@ impl Ops for Follow<'_> {
         let mut value = expected.r.mapv(|v| v as f32).into_shared();
         // What comes behind a choice stands in its order.
         if let Some(choices) =
-            self.taps.get(&at).and_then(|subject| routing::compare(self.pass, &call, &value, subject))
+            subject.and_then(|subject| routing::compare(self.pass, &call, &value, &subject))
         {
             value = choices.followed;
         }
@@ -223,6 +225,19 @@ impl Ops for Follow<'_> {
         let exact = expected.variance.iter().all(|&v| v == 0.0);
         Bounded { value, variance: (!exact).then(|| expected.variance.into_shared()) }
     }
+}
+
+/// The subject's value with the axes of the site: an axis of length 1 behind the first does not count. (A norm over a
+/// model's only key head is `[tokens, 1, head_dim]` in one program and `[tokens, head_dim]` in another.)
+fn with_axes_of<'t>(subject: &'t Tensor, wanted: &[usize]) -> Cow<'t, Tensor> {
+    let longer = |shape: &[usize]| shape.iter().skip(1).copied().filter(|n| *n != 1).collect::<Vec<_>>();
+    let found = subject.shape();
+    if found.len() == wanted.len() || found.is_empty() || wanted.is_empty() || longer(found) != longer(wanted)
+    {
+        return Cow::Borrowed(subject);
+    }
+    let shape: Vec<usize> = found[..1].iter().chain(&wanted[1..]).copied().collect();
+    Cow::Owned(subject.to_shape(shape).expect("as many values").into_owned().into_shared())
 }
 
 /// Whether the subject's value has the shape of the site, or that of its last rows; never of none.

@@ -59,7 +59,7 @@ const MEASURED: &[(&str, &str, &str)] = &[
     ("gemma4_e", "mask-window-off-by-one:wide", "layers.0.attn_probs"),
     ("gemma4_e", "mask-window-off-by-one:narrow", "layers.0.attn_probs"),
     ("gemma4_e", "mask-window-missing", "layers.0.attn_probs"),
-    ("gemma4_e", "norm-plus-one-extra", "layers.0.attn_norm"),
+    ("gemma4_e", "norm-plus-one-extra@layers.*", "layers.0.attn_norm"),
     ("gemma4_e", "head-softcap-missing", "logits"),
     ("gemma4_e", "emb-scale-missing", "embed"),
     ("gemma4_e", "emb-scale-rounding", "embed"),
@@ -169,6 +169,40 @@ const MEASURED: &[(&str, &str, &str)] = &[
     ("smollm3", "rope-nope-layers", "layers.1.attn_probs"),
 ];
 
+/// Package, mutant, and a tap before the measured one at which it shows already: the other program was not compared
+/// there.
+const SOONER: &[(&str, &str, &str)] = &[
+    ("deepseek_v3", "moe-bias-in-weights", "layers.1.router_weights"),
+    ("deepseek_v3", "moe-choice-bias-ignored", "layers.1.router_index"),
+    ("deepseek_v3", "moe-group-select:ignored", "layers.1.router_index"),
+    ("deepseek_v3", "moe-group-select:max", "layers.1.router_index"),
+    ("deepseek_v3", "moe-scaling-factor", "layers.1.router_weights"),
+    ("deepseek_v3", "mla-latent-norm-missing:wide", "layers.0.kv_a_norm"),
+    ("gemma4_dense", "attn-v-norm-missing", "layers.0.v_norm"),
+    ("gemma4_dense", "attn-keqv-stage", "layers.3.v_norm"),
+    ("gemma4_e", "attn-v-norm-missing", "layers.0.v_norm"),
+    ("gemma4_e", "ple-scale-missing:sum", "layers.0.ple_in"),
+    ("gemma4_e", "ple-wrong-slice:transposed", "layers.0.ple_in"),
+    ("gemma4_e", "mlp-act-variant:identity@layers.*.ple_act", "layers.0.ple_proj"),
+    ("gemma4_e", "ple-branch-position", "layers.0.ple_gate"),
+    ("gemma4_moe", "moe-router-input:experts", "layers.0.router_probs"),
+    ("gemma4_moe", "moe-router-input", "layers.0.router_probs"),
+    ("gemma4_moe", "moe-expert-scale:missing", "layers.0.router_weights"),
+    ("glm4_moe", "moe-bias-in-weights", "layers.1.router_weights"),
+    ("glm4_moe", "moe-choice-bias-ignored", "layers.1.router_index"),
+    ("glm4_moe", "moe-scaling-factor", "layers.1.router_weights"),
+    ("gpt_oss", "moe-softmax-after-topk:before", "layers.0.router_weights"),
+    ("granite", "res-multiplier", "layers.0.resid_mid"),
+    ("olmo2", "norm-qk-axis:per-head", "layers.0.q_norm"),
+    ("phi3", "lin-fused-qkv-layout:halves", "layers.0.mlp_gate_up"),
+    ("qwen3", "norm-qk-rope-order", "layers.0.q_rope"),
+    ("qwen3_5", "attn-gate-missing", "layers.3.attn_gated"),
+    ("qwen3_5_moe", "moe-renorm", "layers.0.router_weights"),
+    ("qwen3_moe", "moe-renorm", "layers.0.router_weights"),
+    ("qwen3_next", "attn-gate-missing@layers.3.*", "layers.3.attn_gated"),
+    ("qwen3_next", "moe-renorm", "layers.0.router_weights"),
+];
+
 struct Opened {
     golden: Dump,
     model: Model,
@@ -182,21 +216,22 @@ fn open(name: &str) -> Opened {
     Opened { golden, model: Model::new(config, weights) }
 }
 
-/// The first tap of the golden's first pass, in the order of the data flow, at which the mutant's run is
-/// beyond the limit that the reference keeps.
-fn first_tap(package: &Opened, mutant: &str) -> Option<String> {
+/// The taps of the golden's first pass, in the order of the data flow, at which the mutant's run is beyond the limit
+/// that the reference keeps.
+fn moved(package: &Opened, mutant: &str) -> Vec<String> {
     let (contract, selection) = (Contract::named("f32").unwrap(), Selection::parse(mutant).unwrap());
     let prefill = &passes_of(&package.golden)[..1];
-    let mut order = reference_order(package);
     let mut subject = MutantSubject::new(&package.model, &contract, &selection);
     let values = subject.pass(&prefill[0]).unwrap();
     assert!(!subject.applied().is_empty(), "{mutant} applies nowhere");
     let taps: Taps = values.into_iter().map(|(site, value)| (("prefill".to_string(), site), value)).collect();
-    order.find(|site| match compare_tap(&package.golden, prefill, &taps, &format!("prefill.{site}")) {
-        Ok(compared) => compared.is_some_and(|tap| tap.ratio > 1.0),
-        Err(GateError::Shape { .. }) => true,
-        Err(error) => panic!("{mutant}: {error}"),
-    })
+    let beyond =
+        |site: &String| match compare_tap(&package.golden, prefill, &taps, &format!("prefill.{site}")) {
+            Ok(compared) => compared.is_some_and(|tap| tap.ratio > 1.0),
+            Err(GateError::Shape { .. }) => true,
+            Err(error) => panic!("{mutant}: {error}"),
+        };
+    reference_order(package).filter(beyond).collect()
 }
 
 /// The sites of a pass in the order in which they are computed; an oracle may name the sum of experts twice.
@@ -213,9 +248,11 @@ fn mutants_leave_the_golden_where_the_same_mistake_was_measured() {
     let mut off = Vec::new();
     for (name, mutant, tap) in MEASURED {
         let package = opened.entry(name).or_insert_with(|| open(name));
-        let found = first_tap(package, mutant);
-        if found.as_deref() != Some(*tap) {
-            off.push(format!("{name} {mutant}: {}, measured {tap}", found.as_deref().unwrap_or("no tap")));
+        let sooner = SOONER.iter().find(|(of, by, _)| (of, by) == (name, mutant)).map(|(_, _, tap)| *tap);
+        let moved = moved(package, mutant);
+        let first = moved.first().map(String::as_str);
+        if first != Some(sooner.unwrap_or(tap)) || !moved.iter().any(|moved| moved == tap) {
+            off.push(format!("{name} {mutant}: first {}, measured {tap}", first.unwrap_or("no tap")));
         }
     }
     assert!(off.is_empty(), "{} of {}:\n{}", off.len(), MEASURED.len(), off.join("\n"));
@@ -234,9 +271,11 @@ fn an_honest_run_leaves_no_golden() {
         .into_iter()
         .map(|(site, value)| (("prefill".to_string(), site), value))
         .collect();
-    let moved = reference_order(&package).filter(|site| {
-        let compared = compare_tap(&package.golden, prefill, &taps, &format!("prefill.{site}")).unwrap();
-        compared.is_some_and(|tap| tap.ratio > 1.0)
-    });
-    assert_eq!(moved.collect::<Vec<_>>(), Vec::<String>::new());
+    let mut compared = 0;
+    for site in reference_order(&package) {
+        let tap = compare_tap(&package.golden, prefill, &taps, &format!("prefill.{site}")).unwrap();
+        assert!(tap.as_ref().is_none_or(|tap| tap.ratio <= 1.0), "{site}: {tap:?}");
+        compared += usize::from(tap.is_some());
+    }
+    assert!(compared > 20, "{compared} taps");
 }
