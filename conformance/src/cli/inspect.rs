@@ -106,7 +106,7 @@ fn as_text(one: &Inspection) -> String {
     }
     if !one.keys.is_empty() {
         text.push_str("\nconfig\n");
-        for fate in ["refused", "read", "container", "inert", "off", "allowed"] {
+        for fate in ["refused", "read", "container", "inert", "off", "allowed", "unread"] {
             let of_kind: Vec<_> = one.keys.iter().filter(|key| key.fate == fate).collect();
             let mut reasons: Vec<_> = of_kind.iter().map(|key| &key.reason).collect();
             reasons.sort();

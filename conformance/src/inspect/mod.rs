@@ -66,7 +66,7 @@ pub struct TensorLine {
 pub struct KeyLine {
     /// Its name, with the object that it is in: `text_config.hidden_size`.
     pub key: String,
-    /// `read`, `inert`, `off`, `allowed`, `container` or `refused`.
+    /// `read`, `inert`, `off`, `allowed`, `container`, `unread` or `refused`.
     pub fate: &'static str,
     /// The reason in words.
     pub reason: String,
@@ -283,7 +283,11 @@ fn lines(
 }
 
 fn container_key(key: &str, what: &str) -> KeyLine {
-    KeyLine { key: key.to_string(), fate: "container", reason: format!("the container reads it: {what}") }
+    let (fate, reason) = match what {
+        fixtures::UNREAD => ("unread", what.to_string()),
+        _ => ("container", format!("the container reads it: {what}")),
+    };
+    KeyLine { key: key.to_string(), fate, reason }
 }
 
 fn key_line(key: &str, fate: KeyUse) -> KeyLine {
