@@ -2,6 +2,7 @@
 
 use crate::contract::Contract;
 use crate::draft::judge::Runner;
+use crate::draft::passes::LoopResult;
 use crate::draft::{self, Pair};
 use crate::follow::{Follow, PassTaps, View, budget};
 use crate::golden_gate::{self, GateError, GoldenGate, argmax, kl};
@@ -237,6 +238,9 @@ pub struct PackageResult {
     /// What else there is to know about the subject.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// The speculative loop of a pair on the NPU path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft: Option<LoopResult>,
     /// The first wrong site.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_failure: Option<FirstFailure>,
@@ -340,6 +344,7 @@ fn judged(
         unmatched: Vec::new(),
         problems: Vec::new(),
         notes: Vec::new(),
+        draft: None,
         first_failure: None,
         explanation: None,
         cost: None,
@@ -404,7 +409,14 @@ fn judged(
     result.problems = std::mem::take(&mut remarks.problems);
     result.notes = std::mem::take(&mut remarks.notes);
     judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
-    let in_draft = judge_draft(loaded, options, golden, &passes, &mut result).map_err(weights_at_fault)?;
+    let in_draft = match judge_draft(loaded, options, golden, &passes, &mut result) {
+        Ok(applied) => applied,
+        Err(SubjectError::Weights(source)) => return Err(weights_at_fault(source)),
+        Err(error) => {
+            result.problems.push(format!("the draft: {error}"));
+            false
+        }
+    };
     if let (Some(selection), Some(subject)) = (options.mutate, &mutant)
         && subject.applied().is_empty()
         && !in_draft
@@ -669,23 +681,26 @@ fn judge_sites(
 
 /// Judges the draft of a pair, where there is one; whether a mutant found a place in it.
 ///
-/// Blocks stand where the golden has them, else behind the prompt and the steps.
+/// Blocks stand where the golden has them, else behind the prompt and the steps. The NPU path also walks as a
+/// speculative loop does.
 fn judge_draft(
     loaded: &Loaded,
     options: &Options,
     golden: Option<&Dump>,
     passes: &[Pass],
     result: &mut PackageResult,
-) -> Result<bool, NonFinite> {
+) -> Result<bool, SubjectError> {
     let Some(pair) = &loaded.draft else { return Ok(false) };
     let Ok(pair) = Pair::new(loaded.config.clone(), loaded.model.clone(), pair.clone()) else {
         // The reference part says why.
         return Ok(false);
     };
+    let fault = options.mutate.and_then(|selection| selection.fault).map(|fault| fault());
     let runner = match (options.mutate, options.subject) {
-        (Some(selection), _) => Runner::Mutant(selection),
+        (Some(selection), _) if selection.fault.is_none() => Runner::Mutant(selection),
+        (_, SubjectSpec::Npu(engine)) => Runner::Npu(*engine, fault.clone()),
         (None, SubjectSpec::Reference) => Runner::Reference,
-        (None, _) => {
+        _ => {
             let reason = "the subject runs no drafts: the draft is held to its golden, the subject is judged on the target";
             result.reason = Some(reason.into());
             return Ok(false);
@@ -699,6 +714,14 @@ fn judge_draft(
     });
     let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
     let (contract, view) = (options.contract, options.view);
+    if let Runner::Npu(engine, _) = runner
+        && options.sites.is_none()
+    {
+        let prompt = &passes[0].ids;
+        let tokens = (text.len() - prompt.len()).max(2);
+        let judged = draft::passes::judge(&pair, &loaded.weights, engine, fault, contract, prompt, tokens);
+        result.draft = Some(judged?);
+    }
     let mut of_draft = draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &judged)?;
     if result.first_failure.is_none()
         && let Some(wrong) = of_draft.sites.iter().find(|site| site.verdict == Verdict::Failed)
@@ -711,6 +734,7 @@ fn judge_draft(
         result.explanation = of_draft.explanation.take();
     }
     result.sites.append(&mut of_draft.sites);
+    result.not_exposed.append(&mut of_draft.not_exposed);
     Ok(!of_draft.applied.is_empty())
 }
 
@@ -830,6 +854,7 @@ fn conclude(
         .into_iter()
         .filter(|v| *v != Verdict::Skipped)
         .chain(result.logits.iter().map(|logits| logits.verdict))
+        .chain(result.draft.iter().map(|draft| draft.verdict))
         .chain(result.sites.iter().map(|site| site.verdict));
     result.verdict = parts.max().unwrap_or(Verdict::Skipped);
     let outputs = result.logits.is_some() || result.sites.iter().any(|site| site.site.ends_with(".out"));

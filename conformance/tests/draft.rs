@@ -195,3 +195,41 @@ fn a_mutant_in_the_draft_is_named_there() {
     let value: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(value["results"][0]["first_failure"]["site"], "pass0.layers.1.attn_out");
 }
+
+/// The draft of a pair on every engine: its own sites, its proposals, and the loop that it walks.
+#[test]
+fn verify_judges_the_draft_on_the_device() {
+    for (name, counts) in [("dflash", [3, 3, 0, 0, 2]), ("dflash_muse", [3, 3, 0, 2, 1])] {
+        for engine in ["f32", "int8", "w4a8", "w4a16", "bfp16"] {
+            let subject = format!("npu:{engine}");
+            let (code, out, err) = karat(&["verify", name, "--subject", &subject, "--format", "json"]);
+            assert_eq!(code, 0, "{name} on {engine}: {out}{err}");
+            let value: Value = serde_json::from_str(&out).unwrap();
+            let result = &value["results"][0];
+            let sites = result["sites"].as_array().unwrap();
+            for site in ["pass0.ctx_fc", "pass3.layers.1.k_proj", "pass1.final_norm", "pass4.proposals"] {
+                let site = sites.iter().find(|s| s["site"] == site);
+                assert!(site.is_some_and(|s| s["verdict"] == "PASSED"), "{name} on {engine}: {site:?}");
+            }
+            assert_eq!(result["draft"]["greedy_text"], true, "{name} on {engine}");
+            // Full and 8-bit weights keep the oracle's counts; 4 bits choose other tokens, within their sigmas.
+            if ["f32", "int8"].contains(&engine) {
+                assert_eq!(result["draft"]["accepted_each"].as_array().unwrap()[..5], counts.map(Value::from));
+                assert_eq!(result["draft"]["verdict"], "PASSED");
+            }
+        }
+    }
+    let (code, out, _) = karat(&["verify", "dflash"]);
+    assert!(code == 0 && out.contains("  draft      PASSED · 10 passes accepted 8 of 27 proposals"), "{out}");
+}
+
+/// A mistake of the device shows in the draft, though the target is not looked at.
+#[test]
+fn a_device_mutant_is_seen_in_the_draft() {
+    let arguments = ["verify", "dflash", "--mutate", "cache-key-no-layer", "--sites", "pass*", "--format", "json"];
+    let (code, out, _) = karat(&arguments);
+    assert_eq!(code, 1, "{out}");
+    let value: Value = serde_json::from_str(&out).unwrap();
+    let first = value["results"][0]["first_failure"]["site"].as_str().unwrap();
+    assert!(first.contains("layers.1."), "{first}: layer 1 is served the image of layer 0");
+}

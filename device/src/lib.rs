@@ -6,7 +6,8 @@
 //!
 //! [`plugin`] runs kernels of other people's libraries.
 //!
-//! [`Npu`] is the whole: `init`, `step`, `step_batch`, `rollback`, taps and counters.
+//! [`Npu`] is the whole: `init`, `step`, `step_batch`, `rollback`, taps and counters. [`NpuDraft`] is a block
+//! draft beside it, on the same engines.
 
 pub mod counters;
 pub mod design;
@@ -30,6 +31,7 @@ pub use counters::{Cost, Counters};
 pub use engine::Engine;
 pub use error::DeviceError;
 pub use fault::Fault;
+pub use forward::{Block, Lent, NpuDraft};
 pub use npu::Npu;
 pub use resident::{Group, Key, Role};
 pub use switches::{Reload, Switches};

@@ -144,10 +144,35 @@ fn repro() -> String {
         let drop_next = matches!(&*argument, "--format" | "--output");
         if !skip && !drop_next && !argument.starts_with("--format=") && !argument.starts_with("--output=") {
             line.push(' ');
-            let plain = argument.chars().all(|c| c.is_ascii_alphanumeric() || "-_./@:=,".contains(c));
-            line.push_str(&if plain { argument.clone() } else { format!("'{argument}'") });
+            line.push_str(&quoted(&argument));
         }
         skip = drop_next;
     }
     line
+}
+
+/// An argument as a POSIX shell reads it back; a quote inside ends the quoting, stands for itself, and opens
+/// it again.
+fn quoted(argument: &str) -> String {
+    let plain = argument.chars().all(|c| c.is_ascii_alphanumeric() || "-_./@:=,".contains(c));
+    match plain && !argument.is_empty() {
+        true => argument.to_string(),
+        false => format!("'{}'", argument.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+    use std::process::Command;
+
+    // The shell itself says what it reads.
+    #[test]
+    fn a_shell_reads_back_what_was_quoted() {
+        for argument in ["plain-1.0", "", "two words", "it's", "a'b'c", r#"$HOME "x" \ *"#, "layers.*.q"] {
+            let line = format!("printf %s {}", quoted(argument));
+            let read = Command::new("sh").args(["-c", &line]).output().unwrap();
+            assert_eq!(String::from_utf8(read.stdout).unwrap(), argument);
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::walk::{Proposals, Speculate};
 use super::{Pair, PairError, Scale, sampling};
+use device::DeviceError;
 use ndarray::{ArrayView2, Axis, Ix2, Slice};
 use reference::models::{Borrowed, Context, DraftOutput, DraftState, Tapped};
 use reference::{ModelState, Plain, Tensor};
@@ -17,18 +18,9 @@ pub enum HostError {
     /// Target and draft are no pair.
     #[error(transparent)]
     Pair(#[from] PairError),
-    /// The target's layer outputs are no rows of the residual stream.
-    #[error(
-        "the output of layer {layer} has shape {shape:?}, but a draft taps rows of {hidden} values; no draft is known for a target with several streams"
-    )]
-    Streams {
-        /// The layer.
-        layer: usize,
-        /// Shape of its output.
-        shape: Vec<usize>,
-        /// Width of the residual stream.
-        hidden: usize,
-    },
+    /// The device stopped.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// Time spent on the host. The reference is written to be read, so this says nothing about speed.
@@ -108,11 +100,6 @@ impl<'a> Host<'a> {
             (self.borrowed, self.scale) = (Some(borrowed), Some(scale));
         }
         self.ops.check()?;
-        let hidden = pair.config.hidden_size();
-        if let Some(n) = taps.iter().position(|tap| tap.shape() != [ids.len(), hidden]) {
-            let (layer, shape) = (config.target_layer_ids[n], taps[n].shape().to_vec());
-            return Err(HostError::Streams { layer, shape, hidden });
-        }
         self.seconds.target += started.elapsed();
         Ok((logits, taps))
     }

@@ -14,15 +14,18 @@
 //! Source: `dflash` 0.1.0, whose loop this reproduces token by token and count by count.
 
 mod count;
+mod device;
 pub mod golden;
 mod host;
 pub mod judge;
 mod pair;
+pub mod passes;
 mod report;
 mod sampling;
 mod walk;
 
 pub use count::{Pass, Ratios, Tally};
+pub use device::NpuHost;
 pub use host::{Host, HostError, Seconds};
 pub use pair::{Pair, PairError, Scale, ScaleOrigin};
 pub use report::{DEFINITIONS, Mode, Report, Scored, json, markdown, text};
