@@ -1,0 +1,107 @@
+//! Which passes are run, the subject that runs them, and what it showed.
+
+use super::{Loaded, Options};
+use crate::follow::PassTaps;
+use crate::golden_gate::argmax;
+use crate::passes::Pass;
+use crate::subject::{
+    CostPerToken, DumpSubject, Kernel, OpenedDump, OpsSubject, Remarks, Subject, SubjectError, SubjectSpec,
+};
+use reference::{Plain, Tensor};
+use spec::{NonFinite, Site};
+use std::collections::BTreeSet;
+
+/// Runs the reference; the passes and the logits of each, row after row.
+pub(super) fn free_run(
+    loaded: &Loaded,
+    prompt: &[u32],
+    given: Option<Vec<Pass>>,
+    steps: usize,
+) -> Result<(Vec<Pass>, Vec<Vec<f32>>), NonFinite> {
+    let count = given.as_ref().map_or(steps + 1, Vec::len);
+    let mut next = Pass { name: "prefill".into(), ids: prompt.to_vec() };
+    let (mut passes, mut logits) = (Vec::new(), Vec::new());
+    let (mut ops, mut state) = (Plain::default(), loaded.model.fresh::<Tensor>());
+    for n in 0..count {
+        let pass = match &given {
+            Some(given) => given[n].clone(),
+            None => next,
+        };
+        let rows: Vec<f32> = loaded.model.pass(&mut ops, &mut state, &pass.ids).iter().copied().collect();
+        ops.check()?;
+        let last = &rows[rows.len() - loaded.config.vocab_size()..];
+        next = Pass { name: format!("step{}", n + 1), ids: vec![argmax(last) as u32] };
+        logits.push(rows);
+        passes.push(pass);
+    }
+    Ok((passes, logits))
+}
+
+/// Of the runs of a dump, the one with this prompt, or that does not say its prompt.
+pub(super) fn run_of(opened: Vec<OpenedDump>, prompt: &[u32]) -> Result<OpenedDump, String> {
+    let prompts: Vec<String> = opened.iter().map(|dump| format!("{:?}", dump.run.prompt)).collect();
+    let fits = |dump: &OpenedDump| dump.run.prompt.as_ref().is_none_or(|own| own == prompt);
+    opened.into_iter().find(fits).ok_or_else(|| {
+        format!(
+            "the dump is of the prompt {}, not of {prompt:?}; give its ids with --prompt-ids",
+            prompts.join(" or ")
+        )
+    })
+}
+
+/// The passes to run: those of a dump that is judged, else those that the golden gives, as many as the
+/// dump has.
+pub(super) fn passes_of(given: Option<Vec<Pass>>, dump: Option<&OpenedDump>) -> Option<Vec<Pass>> {
+    let Some(dump) = dump else { return given };
+    dump.run.passes().or_else(|| {
+        let mut passes = given?;
+        (passes.len() > dump.run.steps).then(|| {
+            passes.truncate(dump.run.steps + 1);
+            passes
+        })
+    })
+}
+
+/// A subject over a loaded package.
+pub(super) fn build<'m>(
+    loaded: &'m Loaded,
+    options: &Options,
+    kernel: Option<Box<dyn Kernel + 'm>>,
+    dump: Option<OpenedDump>,
+    passes: &[Pass],
+) -> Result<Box<dyn Subject + 'm>, SubjectError> {
+    if let Some(fault) = options.mutate.and_then(|selection| selection.fault) {
+        let SubjectSpec::Npu(engine) = options.subject else {
+            return Err(SubjectError::Unusable("a device mutant needs the NPU path: --subject npu".into()));
+        };
+        return Ok(Box::new(crate::subject::NpuSubject::with_fault(
+            &loaded.config,
+            &loaded.weights,
+            *engine,
+            fault(),
+        )?));
+    }
+    match (kernel, dump) {
+        (Some(kernel), _) => Ok(Box::new(OpsSubject::new(&loaded.model, kernel, options.sites))),
+        (None, Some(dump)) => Ok(Box::new(DumpSubject::new(dump, &loaded.model, passes)?)),
+        (None, None) => options.subject.build(&loaded.model, &loaded.config, &loaded.weights, options.sites),
+    }
+}
+
+/// What a subject gave.
+pub(super) struct Ran {
+    pub taps: Vec<PassTaps>,
+    pub images: Vec<(Site, spec::Matrix)>,
+    pub cost: Option<CostPerToken>,
+    /// The taps that are the subject's own, where it says so.
+    pub own: Option<BTreeSet<String>>,
+    pub remarks: Remarks,
+}
+
+pub(super) fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> {
+    let taps = passes.iter().map(|pass| subject.pass(pass)).collect::<Result<Vec<_>, _>>()?;
+    let cost = subject.cost();
+    let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.keys().copied().collect());
+    let images = sites.into_iter().filter_map(|site| Some((site, subject.image(site)?))).collect();
+    Ok(Ran { taps, images, cost, own: subject.own().cloned(), remarks: subject.remarks() })
+}

@@ -1,0 +1,123 @@
+//! Judging every site that a subject exposes, of a model and of the draft beside it.
+
+use super::run::Ran;
+use super::{FirstFailure, Loaded, Options, PackageResult, Span};
+use crate::draft::judge::Runner;
+use crate::draft::{self, Pair};
+use crate::follow::{Follow, budget};
+use crate::judge::{Budget, Verdict};
+use crate::passes::Pass;
+use crate::subject::{SubjectError, SubjectSpec};
+use crate::variance::Bounded;
+use golden::Dump;
+use spec::{NonFinite, Site};
+
+pub(super) fn judge_sites(
+    loaded: &Loaded,
+    options: &Options,
+    passes: &[Pass],
+    ran: &Ran,
+    result: &mut PackageResult,
+) -> Result<(), NonFinite> {
+    let own = |name: &str| match &ran.own {
+        Some(own) => own.contains(name),
+        None => !ran.remarks.tokens_only,
+    };
+    let judged =
+        |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name)) && own(name);
+    let all = passes.iter().zip(&ran.taps).flat_map(|(pass, taps)| {
+        taps.iter().filter(|(site, _)| judged(&format!("{}.{site}", pass.name))).map(|(site, t)| (*site, t))
+    });
+    let budget: Budget = budget(all);
+    result.limits = budget.derivation();
+    let mut state = loaded.model.fresh::<Bounded>();
+    for (n, (pass, taps)) in passes.iter().zip(&ran.taps).enumerate() {
+        let images = if n == 0 { &ran.images[..] } else { &[] };
+        let explain = result.explanation.is_none() && result.first_failure.is_none();
+        let mut follow =
+            Follow::new(options.contract, budget, options.view, &pass.name, taps, &judged, explain);
+        follow.images = images;
+        loaded.model.pass(&mut follow, &mut state, &pass.ids);
+        follow.check()?;
+        if result.first_failure.is_none()
+            && let Some(wrong) = follow.results.iter().find(|site| site.verdict == Verdict::Failed)
+        {
+            result.first_failure = Some(FirstFailure {
+                site: wrong.site.clone(),
+                element: wrong.first_wrong,
+                pattern: wrong.pattern.clone(),
+            });
+            result.explanation = follow.explanation.take();
+        }
+        if n == 0 {
+            let filled_in = taps.keys().filter(|site| !own(&format!("{}.{site}", pass.name)));
+            let not_exposed = follow.not_exposed.iter().chain(filled_in);
+            result.not_exposed = not_exposed.map(Site::to_string).collect();
+        }
+        result.spans.extend(follow.spans.iter().map(|(to, from)| Span {
+            from: from.as_ref().map(|site| format!("{}.{site}", pass.name)),
+            to: format!("{}.{to}", pass.name),
+        }));
+        result.sites.append(&mut follow.results);
+    }
+    Ok(())
+}
+
+/// Judges the draft of a pair, where there is one; whether a mutant found a place in it.
+///
+/// Blocks stand where the golden has them, else behind the prompt and the steps. The NPU path also walks as a
+/// speculative loop does.
+pub(super) fn judge_draft(
+    loaded: &Loaded,
+    options: &Options,
+    golden: Option<&Dump>,
+    passes: &[Pass],
+    result: &mut PackageResult,
+) -> Result<bool, SubjectError> {
+    let Some(pair) = &loaded.draft else { return Ok(false) };
+    let Ok(pair) = Pair::new(loaded.config.clone(), loaded.model.clone(), pair.clone()) else {
+        // The reference part says why.
+        return Ok(false);
+    };
+    let fault = options.mutate.and_then(|selection| selection.fault).map(|fault| fault());
+    let runner = match (options.mutate, options.subject) {
+        (Some(selection), _) if selection.fault.is_none() => Runner::Mutant(selection),
+        (_, SubjectSpec::Npu(engine)) => Runner::Npu(*engine, fault.clone()),
+        (None, SubjectSpec::Reference) => Runner::Reference,
+        _ => {
+            let reason = "the subject runs no drafts: the draft is held to its golden, the subject is judged on the target";
+            result.reason = Some(reason.into());
+            return Ok(false);
+        }
+    };
+    let told = golden.and_then(|golden| draft::golden::text_and_anchors(golden).ok());
+    let (text, anchors) = told.unwrap_or_else(|| {
+        let text: Vec<u32> = passes.iter().flat_map(|pass| pass.ids.iter().copied()).collect();
+        let anchors = (passes[0].ids.len()..text.len()).collect();
+        (text, anchors)
+    });
+    let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
+    let (contract, view) = (options.contract, options.view);
+    if let Runner::Npu(engine, _) = runner
+        && options.sites.is_none()
+    {
+        let prompt = &passes[0].ids;
+        let tokens = (text.len() - prompt.len()).max(2);
+        let judged = draft::passes::judge(&pair, &loaded.weights, engine, fault, contract, prompt, tokens);
+        result.draft = Some(judged?);
+    }
+    let mut of_draft = draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &judged)?;
+    if result.first_failure.is_none()
+        && let Some(wrong) = of_draft.sites.iter().find(|site| site.verdict == Verdict::Failed)
+    {
+        result.first_failure = Some(FirstFailure {
+            site: wrong.site.clone(),
+            element: wrong.first_wrong,
+            pattern: wrong.pattern.clone(),
+        });
+        result.explanation = of_draft.explanation.take();
+    }
+    result.sites.append(&mut of_draft.sites);
+    result.not_exposed.append(&mut of_draft.not_exposed);
+    Ok(!of_draft.applied.is_empty())
+}
