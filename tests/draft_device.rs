@@ -177,7 +177,10 @@ fn portions_of_context_give_the_same_bits() {
         }
         assert_eq!(last.as_ref(), Some(&whole), "portions of {portion}, {switches}");
         assert_eq!(draft.position(), 12);
-        assert_eq!(draft.counters().total().dequantised_bytes == 0, switches != "cache=off" && switches != "reload=all");
+        assert_eq!(
+            draft.counters().total().dequantised_bytes == 0,
+            switches != "cache=off" && switches != "reload=all"
+        );
         draft.reset();
         assert_ne!(draft.pass(&rows[width..], 9, 4, None).unwrap(), whole);
         draft.reset();

@@ -214,7 +214,10 @@ fn verify_judges_the_draft_on_the_device() {
             assert_eq!(result["draft"]["greedy_text"], true, "{name} on {engine}");
             // Full and 8-bit weights keep the oracle's counts; 4 bits choose other tokens, within their sigmas.
             if ["f32", "int8"].contains(&engine) {
-                assert_eq!(result["draft"]["accepted_each"].as_array().unwrap()[..5], counts.map(Value::from));
+                assert_eq!(
+                    result["draft"]["accepted_each"].as_array().unwrap()[..5],
+                    counts.map(Value::from)
+                );
                 assert_eq!(result["draft"]["verdict"], "PASSED");
             }
         }
@@ -226,7 +229,8 @@ fn verify_judges_the_draft_on_the_device() {
 /// A mistake of the device shows in the draft, though the target is not looked at.
 #[test]
 fn a_device_mutant_is_seen_in_the_draft() {
-    let arguments = ["verify", "dflash", "--mutate", "cache-key-no-layer", "--sites", "pass*", "--format", "json"];
+    let arguments =
+        ["verify", "dflash", "--mutate", "cache-key-no-layer", "--sites", "pass*", "--format", "json"];
     let (code, out, _) = karat(&arguments);
     assert_eq!(code, 1, "{out}");
     let value: Value = serde_json::from_str(&out).unwrap();

@@ -98,8 +98,7 @@ impl Ground {
         let Borrowed { table, scale, head } = self.borrowed.clone();
         let (config, weights) = (&pair.draft.config, &pair.draft.weights);
         let lent = Lent { table, scale, head };
-        let mut draft =
-            NpuDraft::init_with_fault(config, weights, lent, engine, Switches::default(), fault)?;
+        let mut draft = NpuDraft::init_with_fault(config, weights, lent, engine, Switches::default(), fault)?;
         draft.set_window(pair.window);
         let mut all = Vec::new();
         for &anchor in anchors {

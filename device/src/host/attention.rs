@@ -65,7 +65,12 @@ impl Attention<'_> {
 
     /// The same where query row `r` sees the keys `keys(r)`, at least one, whatever the window: the rows of a
     /// draft's block see each other both ways.
-    pub fn run_over(&self, queries: &[f32], cache: &KvCache, keys: impl Fn(usize) -> Range<usize>) -> Vec<f32> {
+    pub fn run_over(
+        &self,
+        queries: &[f32],
+        cache: &KvCache,
+        keys: impl Fn(usize) -> Range<usize>,
+    ) -> Vec<f32> {
         self.over(kernel(), queries, cache, &keys)
     }
 
@@ -91,13 +96,11 @@ impl Attention<'_> {
             let queries: Vec<Query> = order(h)
                 .skip(tile * TILE)
                 .take(TILE)
-                .map(|(r, head)| {
-                    Query {
-                        values: &queries[(r * self.heads + head) * key_dim..][..key_dim],
-                        sink: self.sinks.map(|sinks| sinks[head]),
-                        first: seen[r].start,
-                        end: seen[r].end,
-                    }
+                .map(|(r, head)| Query {
+                    values: &queries[(r * self.heads + head) * key_dim..][..key_dim],
+                    sink: self.sinks.map(|sinks| sinks[head]),
+                    first: seen[r].start,
+                    end: seen[r].end,
                 })
                 .collect();
             self.tiles(kernel, &queries, cache.head(h), value_dim, into);
