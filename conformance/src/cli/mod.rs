@@ -12,6 +12,7 @@ mod error;
 mod inspect;
 pub(crate) mod load;
 mod probe;
+mod vectors;
 mod verify;
 
 pub use error::CliError;
@@ -153,7 +154,7 @@ fn repro() -> String {
 
 /// An argument as a POSIX shell reads it back; a quote inside ends the quoting, stands for itself, and opens
 /// it again.
-fn quoted(argument: &str) -> String {
+pub(crate) fn quoted(argument: &str) -> String {
     let plain = argument.chars().all(|c| c.is_ascii_alphanumeric() || "-_./@:=,".contains(c));
     match plain && !argument.is_empty() {
         true => argument.to_string(),

@@ -33,9 +33,9 @@ pub struct Seconds {
 }
 
 /// How proposals are drawn, where they are not the best ones.
-struct Draws<'a> {
-    temperature: f64,
-    uniform: Box<dyn FnMut() -> f64 + 'a>,
+pub(super) struct Draws<'a> {
+    pub temperature: f64,
+    pub uniform: Box<dyn FnMut() -> f64 + 'a>,
 }
 
 /// A pair in the middle of a text.
@@ -135,7 +135,8 @@ fn first_rows(taps: &[Tensor], rows: usize) -> Vec<Tensor> {
     taps.iter().map(cut).collect()
 }
 
-fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
+/// The rows of a matrix, one by one.
+pub(super) fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
     let view: ArrayView2<f32> = logits.view().into_dimensionality().expect("logits have two axes");
     view.rows().into_iter().map(|row| row.to_vec()).collect()
 }
