@@ -161,7 +161,7 @@ fn any_draft_and_any_target_give_the_target_s_own_text() {
                 // Streams of their own: said in a sentence, and nothing to walk.
                 Err(error) => {
                     assert!(
-                        error.to_string().starts_with("gemma3n hands 4 parallel streams"),
+                        error.to_string().starts_with("gemma3n_text hands 3 parallel streams"),
                         "{name}: {error}"
                     );
                     continue;

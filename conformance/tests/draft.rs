@@ -288,7 +288,7 @@ fn drawn_texts() {
     let (code, out, err) = draft(&good, &["--tokens", "6", "--temperature", "0.7", "--seed", "3"]);
     assert!(code == 0 && out.contains("temperature 0.7, seed 3, rejection sampling"), "{out}{err}");
     for (more, sentence) in [
-        (&["--temperature", "-1"][..], "--temperature -1: expected 0 or a positive number"),
+        (&["--temperature=-1"][..], "--temperature -1: expected 0 or a positive number"),
         (
             &["--temperature", "1", "--all-positions"],
             "--all-positions compares with the target's greedy text",

@@ -81,6 +81,9 @@ enum Verb {
     ServePlugin {
         /// The library.
         library: PathBuf,
+        /// Where values pass.
+        #[arg(long)]
+        shared: Option<PathBuf>,
     },
 }
 
@@ -113,7 +116,9 @@ pub fn main() -> ExitCode {
         Verb::Draft(args) => draft::run(args, cli.format),
         Verb::Convert(args) => convert::run(args, cli.format),
         Verb::Ab(args) => ab::run(args, cli.format),
-        Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
+        Verb::ServePlugin { library, shared } => {
+            return ExitCode::from(device::plugin::serve(library, shared.as_deref()));
+        }
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),

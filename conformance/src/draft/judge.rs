@@ -38,6 +38,9 @@ pub struct Judged {
     pub not_exposed: Vec<String>,
 }
 
+/// The taps of every pass, and the images behind products.
+type Ran = (Vec<PassTaps>, Vec<(Site, Matrix)>);
+
 /// The target's part in a draft pass: text, tapped rows, table and head, from the reference.
 struct Ground {
     text: Vec<u32>,
@@ -94,7 +97,7 @@ impl Ground {
         anchors: &[usize],
         engine: Engine,
         fault: Option<Arc<dyn Fault>>,
-    ) -> Result<(Vec<PassTaps>, Vec<(Site, Matrix)>), SubjectError> {
+    ) -> Result<Ran, SubjectError> {
         let Borrowed { table, scale, head } = self.borrowed.clone();
         let (config, weights) = (&pair.draft.config, &pair.draft.weights);
         let lent = Lent { table, scale, head };
