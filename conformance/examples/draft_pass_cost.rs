@@ -48,7 +48,7 @@ fn products(pair: &Pair, weights: &Weights) -> usize {
     let c = &pair.draft.config;
     let layer = (2 * c.q_width() + 2 * c.kv_width() + 3 * c.intermediate_size) * c.hidden_size;
     let fuse = c.target_layer_ids.len() * c.hidden_size * c.hidden_size;
-    c.block_size * (target + c.num_hidden_layers * layer + fuse)
+    c.block_size * (target + pair.draft.weights.layers.len() * layer + fuse)
 }
 
 /// Multiply-adds of attention that one more position costs a pass: scores and context, for every row and layer.
@@ -56,7 +56,8 @@ fn keys(pair: &Pair) -> usize {
     let Config::Decoder(target) = &pair.config else { return 0 };
     let c = &pair.draft.config;
     let width = target.num_attention_heads * target.head_dim;
-    2 * c.block_size * (pair.config.num_hidden_layers() * width + c.num_hidden_layers * c.q_width())
+    2 * c.block_size
+        * (pair.config.num_hidden_layers() * width + pair.draft.weights.layers.len() * c.q_width())
 }
 
 fn report<S: Speculate<Error = HostError>>(

@@ -337,6 +337,23 @@ fn a_transposed_state_is_declared() {
     assert!(problem.starts_with(&format!("s has shape [{heads}, {values}, {keys}]")), "{problem}");
 }
 
+/// A value that fits no shape and a name that fits no site are in every form of the report.
+#[test]
+fn every_form_shows_what_could_not_be_judged() {
+    let dir = TempDir::new().unwrap();
+    let (shape, logits) = oracle("prefill.logits");
+    save_npy(dir.path(), "prefill.logits", &shape, &logits);
+    save_npy(dir.path(), "prefill.layers.1.out", &[5, 5], &[1.0; 25]);
+    save_npy(dir.path(), "mystery", &[3], &[1.0; 3]);
+    let subject = format!("dump:{}", dir.path().display());
+    for form in ["text", "json", "md", "junit", "sarif", "html"] {
+        let (code, out, error) = karat(&["verify", "llama", "--subject", &subject, "--format", form]);
+        assert_eq!((code, error.as_str()), (3, ""), "{form}");
+        assert!(out.contains("mystery"), "{form}: {out}");
+        assert!(out.contains("prefill.layers.1.out has shape [5, 5]"), "{form}: {out}");
+    }
+}
+
 /// llama.cpp's base file for KL divergence: 16 bits a log-probability, the second half of the positions.
 #[test]
 fn a_base_file_is_judged_by_token() {

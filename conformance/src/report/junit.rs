@@ -96,6 +96,9 @@ fn cases(result: &PackageResult) -> Vec<Case> {
     for problem in &result.problems {
         cases.push(case("unusable", Verdict::Mistrusted, problem));
     }
+    for name in &result.unmatched {
+        cases.push(case("unmatched", Verdict::Skipped, &format!("{name}: no site was found for it")));
+    }
     cases.extend(result.sites.iter().map(|site| Case {
         name: site.site.clone(),
         kind: Kind::of(site.verdict, site.verdict == Verdict::Failed || site.less_precise()),
