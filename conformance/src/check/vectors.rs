@@ -326,6 +326,11 @@ fn named(name: &str, dims: &str) -> Option<Case> {
         let size = size.parse().ok().filter(|size| (1..=1 << 20).contains(size))?;
         (*name == said).then(|| known.0.push((name, size)))?;
     }
+    // What a manifest asks for must fit into memory: no two sizes span more than a large head.
+    let mut sizes: Vec<usize> = known.0.iter().map(|(_, size)| *size).collect();
+    sizes.sort_unstable();
+    let widest: usize = sizes.iter().rev().take(2).product();
+    (widest <= 1 << 31).then_some(())?;
     case.dims = known;
     Some(case)
 }
