@@ -1,6 +1,8 @@
 //! The multi-token-prediction head is loaded beside the model, wrapped or not, and changes nothing in it.
 
+use conformance::draft::{Greedy, Limits, MtpHost, Tally, walk};
 use fixtures::Package;
+use ndarray::{Axis, Slice};
 use reference::{Model, Plain, Tensor};
 use spec::{Config, LoadError, Rows, Tensors, Weights};
 use std::path::PathBuf;
@@ -98,4 +100,54 @@ fn a_head_that_is_incomplete_is_refused() {
     let config = Config::parse(package.config(), &[]).unwrap().config;
     let error = Weights::load(&config, &Without(WithHead(package.tensors()))).unwrap_err();
     assert!(matches!(error, LoadError::Missing { ref tensor, .. } if tensor == "mtp.norm.weight"), "{error}");
+}
+
+fn largest(logits: &Tensor, row: usize) -> u32 {
+    let row = logits.index_axis(Axis(0), row);
+    (0..row.len()).rev().max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32
+}
+
+// The loop keeps caches and takes rows back; here every pass is done again from nothing: hidden states of the
+// whole text in one pass, a fresh head over all rows before the anchor, then its own chain.
+#[test]
+fn the_head_as_a_draft_keeps_the_text_and_counts_what_fits() {
+    let package = Package::open("qwen3_5").unwrap();
+    let config = Config::parse(package.config(), &[]).unwrap().config;
+    let weights = Weights::load(&config, &WithHead(package.tensors())).unwrap();
+    let model = Model::new(config.clone(), weights);
+    let prompt = [71, 60, 93, 71, 13];
+    let (mut ops, mut state) = (Plain::default(), model.fresh::<Tensor>());
+    let mut logits = model.pass(&mut ops, &mut state, &prompt);
+    let mut text = prompt.to_vec();
+    while text.len() < prompt.len() + 14 {
+        text.push(largest(&logits, logits.shape()[0] - 1));
+        logits = model.pass(&mut ops, &mut state, &text[text.len() - 1..]);
+    }
+    let Model::Hybrid(hybrid) = &model else { panic!("a hybrid") };
+    let hidden = hybrid.hidden(&mut ops, &mut hybrid.fresh(), &text);
+    let rows = |x: &Tensor, rows: std::ops::Range<usize>| {
+        x.slice_axis(Axis(0), Slice::from(rows)).to_owned().into_shared()
+    };
+    for block in [2, 4] {
+        let mut host = MtpHost::new(&config, &model).unwrap();
+        let limits = Limits { tokens: 14, block, stops: &[] };
+        let walked = walk(&mut host, &mut Greedy, &prompt, limits).unwrap();
+        assert_eq!(walked.tokens, text[prompt.len()..], "block {block}");
+        let tally = Tally::of(&walked.passes, block, 14);
+        assert_eq!((tally.generated, tally.emitted), (14, 13));
+        for pass in &walked.passes {
+            let (mtp, s) = (hybrid.mtp().unwrap(), pass.anchor);
+            let mut state = mtp.fresh();
+            let mut said = mtp.pass(&mut ops, &mut state, 0, &rows(&hidden, 0..s), &text[1..=s]);
+            let mut proposals = Vec::new();
+            for depth in 1..=pass.proposed {
+                let last = said.logits.shape()[0] - 1;
+                proposals.push(largest(&said.logits, last));
+                let own = rows(&said.hidden, last..last + 1);
+                said = mtp.pass(&mut ops, &mut state, depth, &own, &proposals[depth - 1..]);
+            }
+            let fits = proposals.iter().zip(&text[s + 1..]).take_while(|(d, t)| d == t).count();
+            assert_eq!(pass.accepted, fits, "block {block}, anchor {s}: {proposals:?}");
+        }
+    }
 }

@@ -243,7 +243,9 @@ impl NpuSubject {
     }
 }
 
-struct Collect(PassTaps);
+/// Collects the taps of a pass.
+#[derive(Default)]
+pub(crate) struct Collect(pub PassTaps);
 
 impl TapSink for Collect {
     fn tap(&mut self, site: Site, shape: &[usize], values: &[f32]) {
@@ -254,7 +256,7 @@ impl TapSink for Collect {
 
 impl Subject for NpuSubject {
     fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError> {
-        let mut taps = Collect(PassTaps::new());
+        let mut taps = Collect::default();
         self.0.step_batch_tapped(&pass.ids, &mut taps)?;
         Ok(taps.0)
     }
@@ -318,5 +320,15 @@ impl Subject for MutantSubject<'_> {
     fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError> {
         self.model.pass(&mut self.ops, &mut self.state, &pass.ids);
         Ok(self.ops.take()?.into_iter().collect())
+    }
+}
+
+impl From<crate::draft::HostError> for SubjectError {
+    fn from(error: crate::draft::HostError) -> Self {
+        match error {
+            crate::draft::HostError::Weights(source) => SubjectError::Weights(source),
+            crate::draft::HostError::Device(error) => error.into(),
+            crate::draft::HostError::Pair(error) => SubjectError::NotSupported(error.to_string()),
+        }
     }
 }

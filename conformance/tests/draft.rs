@@ -1,6 +1,7 @@
 //! `karat draft` as scripts see it: counts, exit codes, and sentences that say what to do.
 
 use assert_cmd::Command;
+use fixtures::Package;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
@@ -194,4 +195,221 @@ fn a_mutant_in_the_draft_is_named_there() {
     assert_eq!(code, 1, "{out}");
     let value: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(value["results"][0]["first_failure"]["site"], "pass0.layers.1.attn_out");
+}
+
+/// The draft of a pair on every engine: its own sites, its proposals, and the loop that it walks.
+#[test]
+fn verify_judges_the_draft_on_the_device() {
+    for (name, counts) in [("dflash", [3, 3, 0, 0, 2]), ("dflash_muse", [3, 3, 0, 2, 1])] {
+        for engine in ["f32", "int8", "w4a8", "w4a16", "bfp16"] {
+            let subject = format!("npu:{engine}");
+            let (code, out, err) = karat(&["verify", name, "--subject", &subject, "--format", "json"]);
+            assert_eq!(code, 0, "{name} on {engine}: {out}{err}");
+            let value: Value = serde_json::from_str(&out).unwrap();
+            let result = &value["results"][0];
+            let sites = result["sites"].as_array().unwrap();
+            for site in ["pass0.ctx_fc", "pass3.layers.1.k_proj", "pass1.final_norm", "pass4.proposals"] {
+                let site = sites.iter().find(|s| s["site"] == site);
+                assert!(site.is_some_and(|s| s["verdict"] == "PASSED"), "{name} on {engine}: {site:?}");
+            }
+            assert_eq!(result["draft"]["greedy_text"], true, "{name} on {engine}");
+            // Full and 8-bit weights keep the oracle's counts; 4 bits choose other tokens, within their sigmas.
+            if ["f32", "int8"].contains(&engine) {
+                assert_eq!(
+                    result["draft"]["accepted_each"].as_array().unwrap()[..5],
+                    counts.map(Value::from)
+                );
+                assert_eq!(result["draft"]["verdict"], "PASSED");
+            }
+        }
+    }
+    let (code, out, _) = karat(&["verify", "dflash"]);
+    assert!(code == 0 && out.contains("  draft      PASSED · 10 passes accepted 8 of 27 proposals"), "{out}");
+}
+
+/// A mistake of the device shows in the draft, though the target is not looked at.
+#[test]
+fn a_device_mutant_is_seen_in_the_draft() {
+    let arguments =
+        ["verify", "dflash", "--mutate", "cache-key-no-layer", "--sites", "pass*", "--format", "json"];
+    let (code, out, _) = karat(&arguments);
+    assert_eq!(code, 1, "{out}");
+    let value: Value = serde_json::from_str(&out).unwrap();
+    let first = value["results"][0]["first_failure"]["site"].as_str().unwrap();
+    assert!(first.contains("layers.1."), "{first}: layer 1 is served the image of layer 0");
+}
+
+/// The walk's counts of one prompt, as JSON has them.
+fn walked(arguments: &[&str]) -> Value {
+    let (code, out, err) = karat(&[&["draft", "--format", "json"], arguments].concat());
+    assert_eq!(code, 0, "{err}");
+    let value: Value = serde_json::from_str(&out).unwrap();
+    value["prompts"][0].clone()
+}
+
+/// The same weights in another container are the same target.
+#[test]
+fn a_target_in_gguf_and_its_draft_in_safetensors() {
+    let dir = TempDir::new().unwrap();
+    let good = prompts(&dir, PROMPT);
+    let (from, to) = (data("dflash/target").display().to_string(), dir.path().join("gguf"));
+    let to_text = to.display().to_string();
+    let (code, _, err) = karat(&["convert", &from, "--to", "gguf", "--out", &to_text]);
+    assert_eq!(code, 0, "{err}");
+    let file = std::fs::read_dir(&to).unwrap().map(|entry| entry.unwrap().path());
+    let file = file.into_iter().find(|path| path.extension().is_some_and(|e| e == "gguf")).unwrap();
+    let target = file.display().to_string();
+    let of = |target: &str| {
+        walked(&["--target", target, "--draft", "dflash", "--prompt-ids", &good, "--tokens", "19"])
+    };
+    let gguf = of(&target);
+    assert_eq!(gguf["accepted_each"].as_array().unwrap()[..6], [3, 3, 0, 0, 2, 0].map(Value::from));
+    assert_eq!(gguf["tokens"], of("dflash")["tokens"]);
+}
+
+/// Towards temperature 0 drawing is choosing: the oracle's counts come back. At 1 the seed alone decides.
+#[test]
+fn drawn_texts() {
+    let dir = TempDir::new().unwrap();
+    let good = prompts(&dir, PROMPT);
+    let at = |temperature: &str, seed: &str| {
+        let sampling = ["--temperature", temperature, "--seed", seed];
+        let pair = ["--target", "dflash", "--draft", "dflash", "--prompt-ids", &good, "--tokens", "19"];
+        walked(&[&pair[..], &sampling].concat())
+    };
+    for seed in ["0", "1"] {
+        let cold = at("1e-6", seed);
+        assert_eq!(cold["accepted_each"].as_array().unwrap()[..6], [3, 3, 0, 0, 2, 0].map(Value::from));
+        assert_eq!(cold["tokens"].as_array().unwrap()[..6], [14, 69, 58, 53, 10, 61].map(Value::from));
+    }
+    assert_eq!(at("1", "7"), at("1", "7"));
+    assert_ne!(at("1", "7")["tokens"], at("1", "8")["tokens"]);
+
+    let (code, out, err) = draft(&good, &["--tokens", "6", "--temperature", "0.7", "--seed", "3"]);
+    assert!(code == 0 && out.contains("temperature 0.7, seed 3, rejection sampling"), "{out}{err}");
+    for (more, sentence) in [
+        (&["--temperature=-1"][..], "--temperature -1: expected 0 or a positive number"),
+        (
+            &["--temperature", "1", "--all-positions"],
+            "--all-positions compares with the target's greedy text",
+        ),
+    ] {
+        let (code, _, err) = draft(&good, more);
+        assert!(code == 2 && err.contains(sentence), "{err}");
+    }
+}
+
+/// `qwen3_5` with a prediction head, all of its layers silent, and an output matrix that gives id `i + 1`
+/// behind id `i`. Of `[embedding | hidden state]` the head reads the half `reads`.
+fn successor_model(dir: &Path, reads: usize) -> String {
+    let package = Package::open("qwen3_5").unwrap();
+    let tensors = package.tensors();
+    let embed = "model.embed_tokens.weight";
+    let source = |name: &str| match name.strip_prefix("mtp.") {
+        None if name == "lm_head.weight" => embed.to_string(),
+        None => name.to_string(),
+        Some(rest) => match rest.strip_prefix("layers.0.") {
+            Some(leaf) => format!("model.layers.3.{leaf}"),
+            None => "model.norm.weight".into(),
+        },
+    };
+    let mut names = tensors.names();
+    let layer: Vec<String> =
+        names.iter().filter_map(|n| n.strip_prefix("model.layers.3.")).map(String::from).collect();
+    names.extend(layer.iter().map(|leaf| format!("mtp.layers.0.{leaf}")));
+    let around = ["mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "lm_head"];
+    names.extend(around.map(|name| format!("{name}.weight")));
+    let (mut header, mut bytes) = (serde_json::Map::new(), Vec::new());
+    for name in names {
+        let rows = tensors.rows(&source(&name)).unwrap().unwrap();
+        let (count, inner) = (rows.rows(), rows.inner());
+        let mut shape = tensors.shape(&source(&name)).unwrap();
+        let mut values = vec![0.0f32; count * inner];
+        values.chunks_exact_mut(inner).enumerate().for_each(|(n, row)| rows.decode(n, row));
+        if source(&name) == embed {
+            // Rows of length 1: a row's product with itself is larger than with any other.
+            for row in values.chunks_exact_mut(inner) {
+                let length = row.iter().map(|v| v * v).sum::<f32>().sqrt();
+                row.iter_mut().for_each(|v| *v /= length);
+            }
+        }
+        match name.as_str() {
+            "lm_head.weight" => values.rotate_right(inner),
+            "mtp.fc.weight" => {
+                let hidden = inner;
+                shape = vec![hidden, 2 * hidden];
+                let one = |at: usize| at % (2 * hidden) == reads * hidden + at / (2 * hidden);
+                values = (0..2 * hidden * hidden).map(|at| f32::from(one(at))).collect();
+            }
+            name if ["o_proj.weight", "out_proj.weight", "down_proj.weight"]
+                .iter()
+                .any(|e| name.ends_with(e)) =>
+            {
+                values.fill(0.0);
+            }
+            // Stored less 1.
+            name if name.contains("norm") => values.fill(0.0),
+            _ => {}
+        }
+        let begin = bytes.len();
+        bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        header.insert(name, json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, bytes.len()]}));
+    }
+    let header = Value::Object(header).to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat();
+    std::fs::write(dir.join("model.safetensors"), file).unwrap();
+    let mut config = package.config().clone();
+    config.insert("tie_word_embeddings".into(), false.into());
+    std::fs::write(dir.join("config.json"), Value::Object(config).to_string()).unwrap();
+    dir.display().to_string()
+}
+
+// Behind 3 comes 4, 5, ...: nineteen tokens. The head is fed the token that follows each hidden state, so what it
+// reads of the embedding is one further than what it reads of the hidden state: from the former it proposes the
+// target's own continuation (three a pass, two where the text ends), from the latter the anchor again and again.
+#[test]
+fn the_target_s_own_head_drafts() {
+    let dir = TempDir::new().unwrap();
+    let good = prompts(&dir, "90 11 3\n");
+    let run = |target: &str| {
+        walked(&["--target", target, "--draft", "mtp:3", "--prompt-ids", &good, "--tokens", "19"])
+    };
+    let text: Vec<u32> = (4..23).collect();
+    let embedding = run(&successor_model(dir.path(), 0));
+    assert_eq!(embedding["tokens"], json!(text));
+    assert_eq!(embedding["accepted_each"], json!([3, 3, 3, 3, 2]));
+    assert_eq!((&embedding["proposed"], &embedding["emitted"]), (&json!(14), &json!(18)));
+    let hidden = run(&successor_model(dir.path(), 1));
+    assert_eq!((&hidden["tokens"], &hidden["accepted"]), (&json!(text), &json!(0)));
+    assert_eq!(hidden["passes"], json!(18));
+
+    let target = dir.path().display().to_string();
+    let head = |draft: &str, more: &[&str]| {
+        let base = ["draft", "--target", &target, "--draft", draft, "--prompt-ids", &good, "--tokens", "6"];
+        karat(&[&base, more].concat())
+    };
+    let (code, out, _) = head("mtp", &[]);
+    assert!(
+        code == 0
+            && out.contains("block of 2: an anchor and 1 proposals")
+            && out.contains("prediction head:"),
+        "{out}"
+    );
+    let (code, out, _) = head("mtp:2", &["--temperature", "0.5", "--format", "json"]);
+    let value: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &value["kind"], &value["sampling"]["temperature"]), (0, &json!("mtp"), &json!(0.5)));
+    for (draft, more, sentence) in [
+        ("mtp:0", &[][..], "expected mtp:N with 1 to 64 proposals"),
+        ("mtp", &["--window", "3"], "--window is for block drafts"),
+    ] {
+        let (code, _, err) = head(draft, more);
+        assert!(code == 2 && err.contains(sentence), "{err}");
+    }
+    for (target, sentence) in [
+        ("qwen3_5", "the target has no tensors below mtp."),
+        ("llama", "llama has no multi-token-prediction head that is known"),
+    ] {
+        let (code, _, err) = karat(&["draft", "--target", target, "--draft", "mtp", "--prompt-ids", &good]);
+        assert!(code == 2 && err.contains(sentence), "{err}");
+    }
 }

@@ -182,3 +182,96 @@ fn a_model_of_its_own() {
     assert!(failed(&result).contains(&"step1.embed"));
     assert_eq!(result["logits"]["verdict"], "FAILED");
 }
+
+/// A model that adds up the ids that it is fed. Its sum is its state; with -DSECRET it also counts passes, which
+/// it does not show.
+const SUMMING: &str = r#"
+    #include "karat.h"
+    #include <string.h>
+    static float sum, secret, sets;
+    static void *load(const char *package) { return &sum; }
+    static int32_t reset(void *m) { sum = secret = 0; return KARAT_OK; }
+    static int32_t step(void *m, const uint32_t *ids, uint64_t n, float *y, uint64_t vocab, karat_tap tap, void *c) {
+        uint64_t one = 1;
+        for (uint64_t t = 0; t < n; t++) {
+            sum += ids[t];
+            for (uint64_t i = 0; i < vocab; i++) y[t * vocab + i] = sum;
+        }
+    #ifdef SECRET
+        for (uint64_t i = 0; i < n * vocab; i++) y[i] += secret;
+        secret++;
+    #endif
+        if (sets > 0) tap(c, "was_put_back", &sets, &one, 1);
+        return KARAT_OK;
+    }
+    static int32_t get(void *m, karat_tap tap, void *c) {
+        uint64_t one = 1;
+        tap(c, "sum", &sum, &one, 1);
+        return KARAT_OK;
+    }
+    static int32_t set(void *m, const char *site, const float *v, const uint64_t *shape, uint32_t rank) {
+        if (strcmp(site, "sum") || rank != 1 || shape[0] != 1) return KARAT_FAILED;
+        sum = *v;
+        sets++;
+        return KARAT_OK;
+    }
+    static const karat_plugin t = {.abi = KARAT_ABI, .size = sizeof t, .load = load, .reset = reset,
+                                   .step_batch = step, .state_get = get, .state_set = set};
+    const karat_plugin *karat_plugin_get(uint32_t abi) { return &t; }
+"#;
+
+// 3 + 4 = 7, then 7 + 5 = 12; with 7 put back into a model that forgot everything, 12 again. The secret counter
+// adds 1 to the second pass, and is lost.
+#[test]
+fn the_state_of_a_model_is_read_and_put_back() {
+    use device::plugin::{Plugin, Reply, Tap};
+    if !compiler() {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("summing.c");
+    std::fs::write(&file, SUMMING).unwrap();
+    for (flags, second, again) in [(&["-w"][..], 12.0, 12.0), (&["-w", "-DSECRET"], 13.0, 12.0)] {
+        let library = build(&dir, &file, flags);
+        let mut server = std::process::Command::new(env!("CARGO_BIN_EXE_karat"));
+        server.args(["serve-plugin", library.strip_prefix("lib:").unwrap()]);
+        let mut plugin = Plugin::start(server, std::time::Duration::from_secs(20)).unwrap();
+        assert!(plugin.info().model && plugin.info().state);
+        assert_eq!(plugin.load("nothing").unwrap(), Reply::Done);
+        let last = |plugin: &mut Plugin, ids: &[u32]| {
+            let Reply::Taps(taps) = plugin.step(ids, 2, "step").unwrap() else { panic!("no taps") };
+            *taps.iter().find(|tap| tap.site == "logits").unwrap().values.last().unwrap()
+        };
+        assert_eq!(last(&mut plugin, &[3, 4]), 7.0);
+        let Reply::Taps(state) = plugin.state().unwrap() else { panic!("no state") };
+        assert_eq!(state, [Tap { site: "sum".into(), shape: vec![1], values: vec![7.0] }]);
+        assert_eq!(last(&mut plugin, &[5]), second);
+        assert_eq!(plugin.reset().unwrap(), Reply::Done);
+        assert_eq!(plugin.set_state(&state[0]).unwrap(), Reply::Done);
+        assert_eq!(last(&mut plugin, &[5]), again);
+        let other = Tap { site: "sums".into(), ..state[0].clone() };
+        assert_eq!(plugin.set_state(&other).unwrap(), Reply::Failed("state_set of sums returned 2".into()));
+    }
+    // And so does verify: every pass behind the first one sees that it was put back.
+    let (_, result) = verify(&build(&dir, &file, &["-w"]), &[]);
+    assert_eq!(result["unmatched"], json!(["was_put_back"]));
+    let notes = result["notes"].to_string();
+    assert!(notes.contains("its state was read behind every pass, and put back after a reset"), "{notes}");
+}
+
+/// Without one named package a whole model is not loaded, and the report says so.
+#[test]
+fn a_model_that_is_not_loaded_is_said() {
+    if !compiler() {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("summing.c");
+    std::fs::write(&file, SUMMING).unwrap();
+    let subject = build(&dir, &file, &["-w"]);
+    let (code, out, error) = karat(&["verify", "llama", "qwen2", "--subject", &subject, "--format", "json"]);
+    assert_eq!((code, error.as_str()), (3, ""), "{out}");
+    let value: Value = serde_json::from_str(&out).unwrap();
+    let notes = value["results"][1]["notes"].to_string();
+    assert!(notes.contains("its whole model is loaded where one package is named"), "{notes}");
+}

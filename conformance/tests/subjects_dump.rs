@@ -273,6 +273,87 @@ fn a_device_buffer_is_read_through_its_layout() {
     assert!(out_site["max_abs"].as_f64().unwrap() <= f64::from(largest) / 127.0 * 0.51, "{out_site}");
 }
 
+// Blocks of eight values: E is the exponent of the largest, m the value in units of 2^(E - 133). So a value is
+// off by half a unit at most; values read without their exponents, or with those of other blocks, would not be.
+#[test]
+fn block_floating_point_is_read_through_its_layout() {
+    let dir = TempDir::new().unwrap();
+    let (_, out) = oracle("prefill.layers.2.out");
+    let (mut mantissas, mut exponents, mut half_unit) = (Vec::new(), Vec::new(), 0f64);
+    for block in out.chunks(8) {
+        let largest = block.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let exponent = (largest.to_bits() >> 23) as u8;
+        let unit = 2f64.powi(i32::from(exponent) - 133);
+        mantissas
+            .extend(block.iter().map(|v| (f64::from(*v) / unit).round().clamp(-127.0, 127.0) as i8 as u8));
+        exponents.push(exponent);
+        half_unit = half_unit.max(unit);
+    }
+    let map = dir.path().join("map.json");
+    let read = |bytes: Vec<u8>, bfp: Value| {
+        fs::write(dir.path().join("o.bin"), bytes).unwrap();
+        let entry = json!({"tap": "layers.2.out", "bfp": bfp, "shape": [19, 32]});
+        fs::write(&map, json!({"names": {"o": entry}}).to_string()).unwrap();
+        let (_, result) = verify(dir.path(), &["--map", map.to_str().unwrap()]);
+        site(&result, "prefill.layers.2.out")["max_abs"].as_f64().unwrap()
+    };
+    let blocks = mantissas.chunks(8).zip(&exponents);
+    let inline: Vec<u8> = blocks.flat_map(|(m, &e)| [&[e], m].concat()).collect();
+    assert!(read(inline, json!({})) <= half_unit);
+    fs::write(dir.path().join("e.bin"), &exponents).unwrap();
+    assert!(read(mantissas.clone(), json!({"exponents": "e"})) <= half_unit);
+    exponents.rotate_left(1);
+    fs::write(dir.path().join("e.bin"), &exponents).unwrap();
+    assert!(read(mantissas, json!({"exponents": "e"})) > 4.0 * half_unit);
+}
+
+/// A recurrent state that a framework keeps as [heads, value, key]; as it lies it is no state of this model.
+#[test]
+fn a_transposed_state_is_declared() {
+    let dir = TempDir::new().unwrap();
+    let package = llama().with_file_name("qwen3_5");
+    let dump = Dump::open(package).unwrap();
+    let state = dump.f32("final.layers.0.recurrent_state").unwrap().unwrap();
+    let [heads, keys, values] = state.shape[..] else { panic!("three axes") };
+    let turned: Vec<f32> = (0..state.len())
+        .map(|n| state[(n / keys / values * keys + n % keys) * values + n / keys % values])
+        .collect();
+    save_npy(dir.path(), "s", &[heads, values, keys], &turned);
+    let steps = dump.pass_names().iter().filter(|pass| pass.starts_with("step")).count();
+    let tap = format!("step{steps}.layers.0.gdn_state");
+    let read = |entry: Value| {
+        let map = dir.path().join("map.txt");
+        fs::write(&map, json!({"names": {"s": entry}}).to_string()).unwrap();
+        let subject = format!("dump:{}", dir.path().display());
+        let more = ["--subject", &subject, "--map", map.to_str().unwrap(), "--format", "json"];
+        let (_, out, error) = karat(&[&["verify", "qwen3_5"], &more[..]].concat());
+        assert_eq!(error, "");
+        serde_json::from_str::<Value>(&out).unwrap()["results"][0].take()
+    };
+    let told = read(json!({"tap": tap, "transpose": true}));
+    assert_ne!(site(&told, &tap)["verdict"], "FAILED", "{told}");
+    let told = read(json!({"tap": tap}));
+    let problem = told["problems"][0].as_str().unwrap();
+    assert!(problem.starts_with(&format!("s has shape [{heads}, {values}, {keys}]")), "{problem}");
+}
+
+/// A value that fits no shape and a name that fits no site are in every form of the report.
+#[test]
+fn every_form_shows_what_could_not_be_judged() {
+    let dir = TempDir::new().unwrap();
+    let (shape, logits) = oracle("prefill.logits");
+    save_npy(dir.path(), "prefill.logits", &shape, &logits);
+    save_npy(dir.path(), "prefill.layers.1.out", &[5, 5], &[1.0; 25]);
+    save_npy(dir.path(), "mystery", &[3], &[1.0; 3]);
+    let subject = format!("dump:{}", dir.path().display());
+    for form in ["text", "json", "md", "junit", "sarif", "html"] {
+        let (code, out, error) = karat(&["verify", "llama", "--subject", &subject, "--format", form]);
+        assert_eq!((code, error.as_str()), (3, ""), "{form}");
+        assert!(out.contains("mystery"), "{form}: {out}");
+        assert!(out.contains("prefill.layers.1.out has shape [5, 5]"), "{form}: {out}");
+    }
+}
+
 /// llama.cpp's base file for KL divergence: 16 bits a log-probability, the second half of the positions.
 #[test]
 fn a_base_file_is_judged_by_token() {

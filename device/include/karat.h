@@ -84,6 +84,15 @@ typedef struct karat_plugin {
     /* Feeds tokens behind those before; writes logits [tokens, vocab]; shows any values through `tap`. */
     int32_t (*step_batch)(void *model, const uint32_t *ids, uint64_t tokens, float *logits, uint64_t vocab,
                           karat_tap tap, void *context);
+
+    /* The state that a model carries from pass to pass: both, or none. state_get shows all of it through `tap`
+     * under the names of the sites ("layers.0.k_cache" [keys, kv_heads, head_dim], "layers.0.gdn_state", ...;
+     * further names for anything else that it needs). state_set puts one tensor in, in the shape in which
+     * it was shown. Karat judges the state like any value, and before every pass calls reset and puts back all
+     * that was shown: what is not shown is lost, and seen to be missing. */
+    int32_t (*state_get)(void *model, karat_tap tap, void *context);
+    int32_t (*state_set)(void *model, const char *site, const float *values, const uint64_t *shape,
+                         uint32_t rank);
 } karat_plugin;
 
 /* `abi` is the KARAT_ABI of the caller. */

@@ -158,7 +158,7 @@ impl Stage {
     fn of(key: &Key) -> Stage {
         match (key.layer, key.role) {
             (Some(layer), _) => Stage::Layer(layer as usize),
-            (None, Role::Head | Role::StreamOut) => Stage::End,
+            (None, Role::Head | Role::StreamOut | Role::Selector) => Stage::End,
             (None, _) => Stage::Begin,
         }
     }
@@ -343,6 +343,12 @@ impl Launcher {
     /// The names and widths of the projections in an image.
     pub fn parts(&self, key: &Key) -> Vec<(&'static str, usize)> {
         self.sources[key].0.parts.iter().map(|part| (part.site.name, part.matrix.out())).collect()
+    }
+
+    /// The first projection of an image, as the package has it.
+    pub fn linear(&self, key: &Key) -> spec::families::Linear {
+        let part = &self.sources[key].0.parts[0];
+        spec::families::Linear { weight: part.matrix.clone(), bias: part.bias.clone() }
     }
 
     /// `y[r, o] = Σ_i x[r, i] · w[o, i] + b[o]`, in launches of at most 128 rows.

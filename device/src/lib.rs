@@ -6,7 +6,8 @@
 //!
 //! [`plugin`] runs kernels of other people's libraries.
 //!
-//! [`Npu`] is the whole: `init`, `step`, `step_batch`, `rollback`, taps and counters.
+//! [`Npu`] is the whole: `init`, `step`, `step_batch`, `rollback`, taps and counters. [`NpuDraft`] is a block
+//! draft beside it, on the same engines.
 
 pub mod counters;
 pub mod design;
@@ -31,6 +32,7 @@ pub use engine::Engine;
 pub use error::DeviceError;
 pub use fault::Fault;
 pub use npu::{Npu, Snapshot};
+pub use forward::{Block, Lent, NpuDraft};
 pub use resident::{Group, Key, Role};
 pub use switches::{Reload, Switches};
 pub use taps::TapSink;

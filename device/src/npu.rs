@@ -5,8 +5,8 @@ use crate::counters::Counters;
 use crate::design::Design;
 use crate::engine::{Engine, PREFILL_ROWS};
 use crate::fault::Fault;
-use crate::forward::{self, Program, Shape, State};
-use crate::launcher::{Launcher, Stage};
+use crate::forward::{self, Lent, Program, Shape, State};
+use crate::launcher::{Launcher, Projection, Stage};
 use crate::pack::{Image, Stored};
 use crate::pass::Pass;
 use crate::resident::{Key, ResidentCache, Role};
@@ -216,7 +216,7 @@ impl Npu {
     /// The embedding of a token as layer 0 receives it, scaled where the model scales.
     pub fn embed_row(&self, token: u32) -> Result<Vec<f32>, DeviceError> {
         let mut row = self.embed_row_raw(token)?;
-        let scale = self.program.embed_scale() * self.program.feed_scale();
+        let scale = self.embedding_scale();
         if scale != 1.0 {
             row.iter_mut().for_each(|v| *v *= scale);
         }
@@ -246,6 +246,17 @@ impl Npu {
         let mut logits = logits?;
         self.program.finish_logits(&mut logits);
         Ok(logits)
+    }
+
+    /// What a draft borrows, with `scale` for raw rows of the table.
+    pub fn lent(&self, scale: f32) -> Lent {
+        let head = self.launcher.linear(&Key::outside(Role::Head));
+        Lent { table: self.program.table().clone(), scale, head }
+    }
+
+    /// What the model itself multiplies rows of its table by, in the embedding and right behind it.
+    pub fn embedding_scale(&self) -> f32 {
+        self.program.embed_scale() * self.program.feed_scale()
     }
 
     /// Keeps the outputs of these layers (from 0) in every pass, see [`Npu::layer_taps`].
@@ -304,10 +315,7 @@ impl Npu {
     fn projection(&mut self, site: Site, expert: Option<usize>) -> Result<Option<Matrix>, DeviceError> {
         let found = self.launcher.image_of(site, expert)?;
         self.launcher.leave();
-        Ok(found.map(|p| {
-            let rows = Decoded { image: p.image, start: p.start, out: p.out };
-            Matrix::new(site.to_string(), Arc::new(rows))
-        }))
+        Ok(found.map(|p| decoded(site, p)))
     }
 
     /// Code and scales of weight `[o, i]` behind `site`, as the image stores them.
@@ -471,6 +479,12 @@ fn keep(taps: &[usize], layer: usize, x: &[f32], width: usize, tapped: &mut [f32
             into[n * width..][..width].copy_from_slice(row);
         }
     }
+}
+
+/// A projection out of an image, as the matrix that the device multiplies with.
+pub(crate) fn decoded(site: Site, p: Projection) -> Matrix {
+    let rows = Decoded { image: p.image, start: p.start, out: p.out };
+    Matrix::new(site.to_string(), Arc::new(rows))
 }
 
 /// Rows of an image as a matrix, decoded when they are asked for.

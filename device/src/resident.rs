@@ -56,6 +56,14 @@ pub enum Role {
     StreamIn,
     /// Bringing one of the parallel streams back together.
     StreamOut,
+    /// Fusing the tapped layer outputs of a target, in a draft.
+    Fuse,
+    /// Dynamic kernels of a draft's convolutions around attention.
+    AttentionConv,
+    /// Dynamic kernels of a draft's convolutions around the feed-forward.
+    FeedForwardConv,
+    /// What weighs the candidates of a draft's walk.
+    Selector,
     /// The head over the vocabulary.
     Head,
 }

@@ -16,7 +16,7 @@ fn every_field_is_where_the_header_says() {
         return;
     }
     let plugin = offsets!(Abi: abi size name contract linear rms_norm rope attention gated_act residual embed
-        load unload reset step_batch);
+        load unload reset step_batch state_get state_set);
     let attention =
         offsets!(Attention: tokens keys heads kv_heads head_dim value_dim first window scale softcap);
     let print = |of: &str, fields: &[(&str, usize)]| -> String {

@@ -2,6 +2,7 @@
 
 mod npu;
 pub mod report;
+pub mod vectors;
 
 use crate::cases::{Case, Dims, Setting, Suite};
 use crate::contract::Contract;
@@ -44,6 +45,8 @@ pub enum OpSubject<'a> {
     Npu(NpuOps),
     /// A command or a library.
     Outside(OneOp<'a>),
+    /// A result that was brought back.
+    Brought(vectors::Brought),
 }
 
 impl OpSubject<'_> {
@@ -54,6 +57,7 @@ impl OpSubject<'_> {
             OpSubject::Emulated(honest) => Given::Values(honest.value(at, call)),
             OpSubject::Mutant(wrong) => Given::Values(wrong.run(at, call.clone())),
             OpSubject::Npu(npu) => npu.run(call),
+            OpSubject::Brought(brought) => brought.run(call),
             OpSubject::Outside(kernel) => match kernel.run(at, call) {
                 Ok(Some(value)) => Given::Values(value),
                 Ok(None) => Given::NotSupported,

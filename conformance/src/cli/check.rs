@@ -1,7 +1,7 @@
 //! `karat check`.
 
 use super::load::{contract, load};
-use super::{CliError, Format, Outcome};
+use super::{CliError, Format, Outcome, quoted, vectors};
 use crate::cases::{self, Case, Suite};
 use crate::check::report::Report;
 use crate::check::{NpuOps, OpSubject, Options, check};
@@ -11,6 +11,7 @@ use crate::judge::Verdict;
 use crate::mutants::{MutantOps, Selection, nearest};
 use crate::subject::{CommandKernel, LibraryKernel, OneOp, SubjectError, SubjectSpec};
 use clap::ValueEnum;
+use std::path::PathBuf;
 
 /// Arguments of `check`.
 #[derive(clap::Args)]
@@ -32,6 +33,12 @@ pub struct Args {
     /// The seed of the inputs.
     #[arg(long, value_name = "N", default_value_t = 7)]
     seed: u64,
+    /// Write the cases with expected values, variances and bounds to this new directory, for a bench.
+    #[arg(long, value_name = "DIR", conflicts_with = "from")]
+    export: Option<PathBuf>,
+    /// Judge the results that were brought back in this directory of an export.
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
 }
 
 /// The arguments that name a subject of single ops.
@@ -75,8 +82,7 @@ impl OpSubjectArgs {
     fn again(&self) -> String {
         let mut line = String::new();
         let mut push = |flag: &str, value: &str| {
-            let plain = value.chars().all(|c| c.is_ascii_alphanumeric() || "-_./@:=,".contains(c));
-            line.push_str(&if plain { format!(" {flag} {value}") } else { format!(" {flag} '{value}'") });
+            line.push_str(&format!(" {flag} {}", quoted(value)));
         };
         if self.subject != "npu" {
             push("--subject", &self.subject);
@@ -108,8 +114,14 @@ enum SuiteName {
 
 /// Runs the verb.
 pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
+    if let Some(dir) = &args.from {
+        return vectors::judge(dir, args.op.as_deref(), args.case.as_deref(), format);
+    }
     let chosen = args.subject.choose()?;
     let cases = selected(args)?;
+    if let Some(dir) = &args.export {
+        return vectors::export(dir, &cases, &chosen.contract, args.seed);
+    }
     let mut subject = subject(&chosen)?;
     let options = Options { contract: &chosen.contract, seed: args.seed, arguments: args.subject.again() };
     let results: Vec<_> = cases.iter().map(|case| check(case, &mut subject, &options)).collect();

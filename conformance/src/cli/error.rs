@@ -1,5 +1,6 @@
 //! Errors of the command line, each with its exit code.
 
+use crate::check::vectors::VectorsError;
 use crate::dumping::DumpingError;
 use crate::mutants::SelectError;
 use crate::subject::UnknownSubject;
@@ -52,6 +53,9 @@ pub enum CliError {
     /// Dumps that cannot be compared.
     #[error(transparent)]
     Diff(#[from] DiffError),
+    /// Vectors that cannot be written or judged.
+    #[error(transparent)]
+    Vectors(#[from] VectorsError),
     /// A file that cannot be read or written.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
@@ -65,6 +69,7 @@ impl CliError {
     pub fn code(&self) -> u8 {
         match self {
             CliError::Golden(_) | CliError::GoldenAtFault(_) | CliError::Diff(DiffError::Dump(_)) => 4,
+            CliError::Vectors(VectorsError::Broken { .. }) => 4,
             _ => 2,
         }
     }

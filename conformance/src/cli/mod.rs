@@ -12,6 +12,7 @@ mod error;
 mod inspect;
 pub(crate) mod load;
 mod probe;
+mod vectors;
 mod verify;
 
 pub use error::CliError;
@@ -80,6 +81,9 @@ enum Verb {
     ServePlugin {
         /// The library.
         library: PathBuf,
+        /// Where values pass.
+        #[arg(long)]
+        shared: Option<PathBuf>,
     },
 }
 
@@ -112,7 +116,9 @@ pub fn main() -> ExitCode {
         Verb::Draft(args) => draft::run(args, cli.format),
         Verb::Convert(args) => convert::run(args, cli.format),
         Verb::Ab(args) => ab::run(args, cli.format),
-        Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
+        Verb::ServePlugin { library, shared } => {
+            return ExitCode::from(device::plugin::serve(library, shared.as_deref()));
+        }
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
         Ok(code) => ExitCode::from(code),
@@ -144,10 +150,35 @@ pub(crate) fn repro() -> String {
         let drop_next = matches!(&*argument, "--format" | "--output");
         if !skip && !drop_next && !argument.starts_with("--format=") && !argument.starts_with("--output=") {
             line.push(' ');
-            let plain = argument.chars().all(|c| c.is_ascii_alphanumeric() || "-_./@:=,".contains(c));
-            line.push_str(&if plain { argument.clone() } else { format!("'{argument}'") });
+            line.push_str(&quoted(&argument));
         }
         skip = drop_next;
     }
     line
+}
+
+/// An argument as a POSIX shell reads it back; a quote inside ends the quoting, stands for itself, and opens
+/// it again.
+pub(crate) fn quoted(argument: &str) -> String {
+    let plain = argument.chars().all(|c| c.is_ascii_alphanumeric() || "-_./@:=,".contains(c));
+    match plain && !argument.is_empty() {
+        true => argument.to_string(),
+        false => format!("'{}'", argument.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+    use std::process::Command;
+
+    // The shell itself says what it reads.
+    #[test]
+    fn a_shell_reads_back_what_was_quoted() {
+        for argument in ["plain-1.0", "", "two words", "it's", "a'b'c", r#"$HOME "x" \ *"#, "layers.*.q"] {
+            let line = format!("printf %s {}", quoted(argument));
+            let read = Command::new("sh").args(["-c", &line]).output().unwrap();
+            assert_eq!(String::from_utf8(read.stdout).unwrap(), argument);
+        }
+    }
 }

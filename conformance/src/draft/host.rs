@@ -2,6 +2,7 @@
 
 use super::walk::{Proposals, Speculate};
 use super::{Pair, PairError, Scale, sampling};
+use device::DeviceError;
 use ndarray::{ArrayView2, Axis, Ix2, Slice};
 use reference::models::{Borrowed, Context, DraftOutput, DraftState, Tapped};
 use reference::{ModelState, Plain, Tensor};
@@ -17,18 +18,9 @@ pub enum HostError {
     /// Target and draft are no pair.
     #[error(transparent)]
     Pair(#[from] PairError),
-    /// The target's layer outputs are no rows of the residual stream.
-    #[error(
-        "the output of layer {layer} has shape {shape:?}, but a draft taps rows of {hidden} values; no draft is known for a target with several streams"
-    )]
-    Streams {
-        /// The layer.
-        layer: usize,
-        /// Shape of its output.
-        shape: Vec<usize>,
-        /// Width of the residual stream.
-        hidden: usize,
-    },
+    /// The device stopped.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// Time spent on the host. The reference is written to be read, so this says nothing about speed.
@@ -41,9 +33,9 @@ pub struct Seconds {
 }
 
 /// How proposals are drawn, where they are not the best ones.
-struct Draws<'a> {
-    temperature: f64,
-    uniform: Box<dyn FnMut() -> f64 + 'a>,
+pub(super) struct Draws<'a> {
+    pub temperature: f64,
+    pub uniform: Box<dyn FnMut() -> f64 + 'a>,
 }
 
 /// A pair in the middle of a text.
@@ -108,11 +100,6 @@ impl<'a> Host<'a> {
             (self.borrowed, self.scale) = (Some(borrowed), Some(scale));
         }
         self.ops.check()?;
-        let hidden = pair.config.hidden_size();
-        if let Some(n) = taps.iter().position(|tap| tap.shape() != [ids.len(), hidden]) {
-            let (layer, shape) = (config.target_layer_ids[n], taps[n].shape().to_vec());
-            return Err(HostError::Streams { layer, shape, hidden });
-        }
         self.seconds.target += started.elapsed();
         Ok((logits, taps))
     }
@@ -148,7 +135,8 @@ fn first_rows(taps: &[Tensor], rows: usize) -> Vec<Tensor> {
     taps.iter().map(cut).collect()
 }
 
-fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
+/// The rows of a matrix, one by one.
+pub(super) fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
     let view: ArrayView2<f32> = logits.view().into_dimensionality().expect("logits have two axes");
     view.rows().into_iter().map(|row| row.to_vec()).collect()
 }

@@ -7,11 +7,14 @@ use crate::judge::{SiteResult, Verdict};
 use crate::mutants::explain::Explanation;
 use crate::mutants::{MutantOps, Selection};
 use crate::record::Record;
+use crate::subject::{Collect, SubjectError};
 use crate::variance::Bounded;
+use device::{Engine, Fault, Lent, NpuDraft, Switches};
 use ndarray::{Axis, Slice};
 use reference::models::{Borrowed, Context, Tapped};
 use reference::{Ops, Plain, Tensor};
-use spec::{NonFinite, Site};
+use spec::{Matrix, NonFinite, Site};
+use std::sync::Arc;
 
 /// Who runs the draft.
 pub enum Runner<'a> {
@@ -19,6 +22,8 @@ pub enum Runner<'a> {
     Reference,
     /// An honest subject of a contract, but for one mutant.
     Mutant(&'a Selection),
+    /// The NPU path on an engine, wrong on purpose where a fault is given.
+    Npu(Engine, Option<Arc<dyn Fault>>),
 }
 
 /// What came of the draft passes.
@@ -29,7 +34,12 @@ pub struct Judged {
     pub explanation: Option<Explanation>,
     /// The sites at which the mutant has been applied.
     pub applied: Vec<Site>,
+    /// Sites of the reference that the subject does not expose, each with the pass.
+    pub not_exposed: Vec<String>,
 }
+
+/// The taps of every pass, and the images behind products.
+type Ran = (Vec<PassTaps>, Vec<(Site, Matrix)>);
 
 /// The target's part in a draft pass: text, tapped rows, table and head, from the reference.
 struct Ground {
@@ -73,6 +83,41 @@ impl Ground {
     }
 }
 
+impl Ground {
+    /// The tapped rows before `anchor` that a device which holds `held` has not seen: `[rows, taps, hidden]`.
+    fn rows(&self, held: usize, anchor: usize) -> Vec<f32> {
+        let row = |r: usize| self.taps.iter().flat_map(move |tap| tap.index_axis(Axis(0), r).to_owned());
+        (held..anchor).flat_map(row).collect()
+    }
+
+    /// Every block on the device: its taps, and the images behind its products.
+    fn on_device(
+        &self,
+        pair: &Pair,
+        anchors: &[usize],
+        engine: Engine,
+        fault: Option<Arc<dyn Fault>>,
+    ) -> Result<Ran, SubjectError> {
+        let Borrowed { table, scale, head } = self.borrowed.clone();
+        let (config, weights) = (&pair.draft.config, &pair.draft.weights);
+        let lent = Lent { table, scale, head };
+        let mut draft = NpuDraft::init_with_fault(config, weights, lent, engine, Switches::default(), fault)?;
+        draft.set_window(pair.window);
+        let mut all = Vec::new();
+        for &anchor in anchors {
+            let mut taps = Collect::default();
+            let rows = self.rows(draft.position(), anchor);
+            draft.pass(&rows, self.text[anchor], self.proposals, Some(&mut taps))?;
+            all.push(taps.0);
+        }
+        let mut images = Vec::new();
+        for &site in all.first().into_iter().flat_map(PassTaps::keys) {
+            images.extend(draft.device_weights(site)?.map(|image| (site, image)));
+        }
+        Ok((all, images))
+    }
+}
+
 /// Runs a block behind each of `anchors`, rising positions of `text`, and judges every site that `judged`
 /// lets through. Context rows are the reference's, so that the draft answers for its own errors only.
 pub fn judge(
@@ -83,45 +128,46 @@ pub fn judge(
     contract: &Contract,
     view: View,
     judged: &dyn Fn(&str) -> bool,
-) -> Result<Judged, NonFinite> {
+) -> Result<Judged, SubjectError> {
     let ground = Ground::of(pair, text)?;
-    let (mut record, mut state) = (Record::default(), pair.draft.fresh());
-    let mut applied = Vec::new();
-    let mut mutant = match runner {
-        Runner::Reference => None,
-        Runner::Mutant(selection) => Some(MutantOps::new(contract, selection)),
-    };
-    let mut taps: Vec<PassTaps> = Vec::new();
-    for &anchor in anchors {
-        let values = match &mut mutant {
-            None => {
+    let (mut taps, mut images, mut applied) = (Vec::<PassTaps>::new(), Vec::new(), Vec::new());
+    let mut state = pair.draft.fresh();
+    match runner {
+        Runner::Reference => {
+            let mut record = Record::default();
+            for &anchor in anchors {
                 ground.pass(pair, &mut record, &mut state, anchor, |rows| rows);
-                record.take()?
+                taps.push(record.take()?.into_iter().collect());
             }
-            Some(ops) => {
-                ground.pass(pair, ops, &mut state, anchor, |rows| rows);
-                ops.take()?
+        }
+        Runner::Mutant(selection) => {
+            let mut ops = MutantOps::new(contract, selection);
+            for &anchor in anchors {
+                ground.pass(pair, &mut ops, &mut state, anchor, |rows| rows);
+                taps.push(ops.take()?.into_iter().collect());
             }
-        };
-        taps.push(values.into_iter().collect());
-    }
-    if let Some(ops) = &mutant {
-        applied.extend(&ops.applied);
+            applied.extend(&ops.applied);
+        }
+        Runner::Npu(engine, fault) => (taps, images) = ground.on_device(pair, anchors, engine, fault)?,
     }
     let all = taps.iter().enumerate().flat_map(|(n, taps)| {
         taps.iter().filter(move |(site, _)| judged(&format!("pass{n}.{site}"))).map(|(site, t)| (*site, t))
     });
     let budget = budget(all);
-    let mut result = Judged { sites: Vec::new(), explanation: None, applied };
+    let mut result = Judged { sites: Vec::new(), explanation: None, applied, not_exposed: Vec::new() };
     let mut state = pair.draft.fresh::<Bounded>();
     for (n, (taps, &anchor)) in taps.iter().zip(anchors).enumerate() {
         let name = format!("pass{n}");
         let failed = result.sites.iter().any(|site| site.verdict == Verdict::Failed);
         let mut follow = Follow::new(contract, budget, view, &name, taps, judged, !failed);
+        follow.images = if n == 0 { &images } else { &[] };
         ground.pass(pair, &mut follow, &mut state, anchor, Bounded::exact);
         follow.check()?;
         result.sites.append(&mut follow.results);
         result.explanation = result.explanation.or(follow.explanation.take());
+        if n == 0 {
+            result.not_exposed = follow.not_exposed.iter().map(|site| format!("{name}.{site}")).collect();
+        }
     }
     Ok(result)
 }

@@ -14,17 +14,22 @@
 //! Source: `dflash` 0.1.0, whose loop this reproduces token by token and count by count.
 
 mod count;
+mod device;
 pub mod golden;
 mod host;
 pub mod judge;
+mod mtp;
 mod pair;
+pub mod passes;
 mod report;
 mod sampling;
 mod walk;
 
 pub use count::{Pass, Ratios, Tally};
+pub use device::NpuHost;
 pub use host::{Host, HostError, Seconds};
+pub use mtp::{MtpError, MtpHost};
 pub use pair::{Pair, PairError, Scale, ScaleOrigin};
-pub use report::{DEFINITIONS, Mode, Report, Scored, json, markdown, text};
+pub use report::{DEFINITIONS, Kind, Mode, Report, Sampling, Scored, json, markdown, text};
 pub use sampling::{Filter, Matching, Rejection, draw, filtered, residual};
 pub use walk::{Greedy, Limits, Proposals, Speculate, Verifier, Walk, every_position, walk};

@@ -74,6 +74,18 @@ pub enum PairError {
         /// The target's.
         target: usize,
     },
+    /// The target's layers hand on several streams.
+    #[error(
+        "{family} hands {streams} parallel streams from layer to layer, so no row of {hidden} values leaves a layer: not a pair; no draft says which stream, or which mean of them, its fc was trained on"
+    )]
+    Streams {
+        /// The target's family.
+        family: String,
+        /// How many streams.
+        streams: usize,
+        /// Width of each.
+        hidden: usize,
+    },
 }
 
 impl Pair {
@@ -81,6 +93,10 @@ impl Pair {
     pub fn new(config: Config, target: Model, draft: Draft) -> Result<Pair, PairError> {
         let (c, layers) = (&draft.config, config.num_hidden_layers());
         let (width, vocab) = (config.hidden_size(), config.vocab_size());
+        if let Config::Gemma3n(c) = &config {
+            let (family, streams) = (config.family().to_string(), c.altup_num_inputs);
+            return Err(PairError::Streams { family, streams, hidden: width });
+        }
         if c.hidden_size != width {
             return Err(PairError::Width { draft: c.hidden_size, target: width });
         }

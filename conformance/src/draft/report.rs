@@ -34,15 +34,34 @@ impl Mode {
         }
     }
 
-    fn sentence(self) -> &'static str {
-        match self {
-            Mode::Walk => "a speculative loop, greedy; its text is the target's own",
-            Mode::AllPositions => {
+    fn sentence(self, sampling: Option<Sampling>) -> &'static str {
+        match (self, sampling) {
+            (Mode::Walk, None) => "a speculative loop, greedy; its text is the target's own",
+            (Mode::Walk, Some(_)) => "a speculative loop, drawn; its text has the target's own distribution",
+            (Mode::AllPositions, _) => {
                 "a block after every position of the target's greedy text; emitted is what each would give \
                  alone, generated the length of the text"
             }
         }
     }
+}
+
+/// What drafts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// A block draft, with the scale of its embedding.
+    Block(Scale),
+    /// The target's own prediction head.
+    Mtp,
+}
+
+/// How a text is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Logits are divided by it.
+    pub temperature: f64,
+    /// Where its random numbers begin.
+    pub seed: u64,
 }
 
 /// One prompt, scored.
@@ -67,8 +86,10 @@ pub struct Report {
     pub block: usize,
     /// Context rows that the draft sees; nothing means all.
     pub window: Option<usize>,
-    /// Scale of the draft's embedding.
-    pub scale: Scale,
+    /// What drafts.
+    pub kind: Kind,
+    /// How the text is drawn; nothing where it is greedy.
+    pub sampling: Option<Sampling>,
     /// Which output of the last layer was tapped, where it is tapped at all.
     pub last_tap: Option<&'static str>,
     /// One result a prompt.
@@ -89,15 +110,27 @@ impl Report {
     /// What was assumed, one line each.
     fn assumptions(&self) -> Vec<String> {
         let mut lines = vec![
-            format!("mode {}: {}", self.mode.name(), self.mode.sentence()),
+            format!("mode {}: {}", self.mode.name(), self.mode.sentence(self.sampling)),
             format!("block of {}: an anchor and {} proposals", self.block, self.block - 1),
-            format!("embedding scale {}: {}", self.scale.value, self.scale.origin),
         ];
-        if self.scale.origin == super::ScaleOrigin::Target {
-            let own = self.scale.value;
+        match self.kind {
+            Kind::Block(scale) => lines.push(format!("embedding scale {}: {}", scale.value, scale.origin)),
+            Kind::Mtp => lines.push(
+                "prediction head: proposal 1 reads the target's hidden state behind its final norm and the \
+                 anchor, each further one the head's own hidden state and the proposal before"
+                    .to_string(),
+            ),
+        }
+        if let Kind::Block(Scale { value: own, origin: super::ScaleOrigin::Target }) = self.kind {
             lines.push(format!(
                 "warning: drafts trained on a plain copy of the table expect 1, others {own}; \
                  score both with --embedding-scale 1 and --embedding-scale {own}"
+            ));
+        }
+        if let Some(Sampling { temperature, seed }) = self.sampling {
+            lines.push(format!(
+                "temperature {temperature}, seed {seed}, rejection sampling: accepted are the proposals that \
+                 stay (u·q(d) < p(d)), up to the first that does not; counts depend on the seed"
             ));
         }
         if let Some(last) = self.last_tap {
@@ -280,7 +313,17 @@ pub fn json(report: &Report) -> String {
         "mode": report.mode.name(),
         "block": report.block,
         "window": report.window,
-        "embedding_scale": {"value": report.scale.value, "origin": report.scale.origin.to_string()},
+        "kind": match report.kind {
+            Kind::Block(_) => "block",
+            Kind::Mtp => "mtp",
+        },
+        "embedding_scale": match report.kind {
+            Kind::Block(scale) => json!({"value": scale.value, "origin": scale.origin.to_string()}),
+            Kind::Mtp => Value::Null,
+        },
+        "sampling": report.sampling.map(|s| {
+            json!({"temperature": s.temperature, "seed": s.seed, "verifier": "rejection"})
+        }),
         "last_tap": report.last_tap,
         "definitions": DEFINITIONS,
         "prompts": prompts,
@@ -320,7 +363,8 @@ mod tests {
             mode: Mode::Walk,
             block: 4,
             window: None,
-            scale: Scale { value: 1.0, origin: ScaleOrigin::One },
+            kind: Kind::Block(Scale { value: 1.0, origin: ScaleOrigin::One }),
+            sampling: None,
             last_tap: None,
             prompts,
             total,
@@ -363,7 +407,7 @@ mod tests {
     #[test]
     fn a_guessed_scale_warns() {
         let mut report = report();
-        report.scale = Scale { value: 8.0, origin: ScaleOrigin::Target };
+        report.kind = Kind::Block(Scale { value: 8.0, origin: ScaleOrigin::Target });
         assert!(text(&report).contains("score both with --embedding-scale 1 and --embedding-scale 8"));
     }
 }

@@ -90,6 +90,15 @@ fn cases(result: &PackageResult) -> Vec<Case> {
         let (equal, all) = logits.argmax_equal;
         cases.push(case("logits", logits.verdict, &format!("argmax equal at {equal} of {all} positions")));
     }
+    if let Some(walked) = &result.draft {
+        cases.push(case("draft", walked.verdict, &walked.summary()));
+    }
+    for problem in &result.problems {
+        cases.push(case("unusable", Verdict::Mistrusted, problem));
+    }
+    for name in &result.unmatched {
+        cases.push(case("unmatched", Verdict::Skipped, &format!("{name}: no site was found for it")));
+    }
     cases.extend(result.sites.iter().map(|site| Case {
         name: site.site.clone(),
         kind: Kind::of(site.verdict, site.verdict == Verdict::Failed || site.less_precise()),

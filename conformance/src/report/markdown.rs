@@ -54,6 +54,12 @@ fn describe(text: &mut String, result: &PackageResult) {
     if let Some(reason) = &result.reason {
         let _ = writeln!(text, "- {reason}");
     }
+    if let Some(walked) = result.draft.as_ref().filter(|walked| walked.verdict != Verdict::Passed) {
+        let _ = writeln!(text, "- draft {}: {}", walked.verdict.name(), walked.summary());
+    }
+    for line in super::beside(result, 3) {
+        let _ = writeln!(text, "- {line}");
+    }
     if let Some(first) = &result.first_failure {
         let element = first.element.map_or(String::new(), |e| {
             format!(" [{}, {}]: expected {}, found {}", e.row, e.col, e.expected as f32, e.found as f32)

@@ -29,6 +29,7 @@ fn entry(result: &PackageResult) -> Value {
     let computes = result.explanation.as_ref().and_then(|e| e.named.as_ref());
     let computes = computes.map_or(String::new(), |named| format!(": computes {}", named.formula));
     let reason = result.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
+    let beside: String = super::beside(result, 3).iter().map(|line| format!("; {line}")).collect();
     let level = match result.exit_code() {
         0 => "note",
         3 => "warning",
@@ -38,7 +39,7 @@ fn entry(result: &PackageResult) -> Value {
         "ruleId": result.verdict.name(),
         "level": level,
         "message": {"text": format!(
-            "{} on {}: {}{first}{computes}{reason}. Again: {}",
+            "{} on {}: {}{first}{computes}{reason}{beside}. Again: {}",
             result.subject, result.package, result.verdict.name(), result.repro
         )},
         "locations": [{"logicalLocations": [{

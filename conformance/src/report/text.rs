@@ -60,6 +60,9 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
             )?;
         }
     }
+    if let Some(walked) = &result.draft {
+        writeln!(text, "  draft      {} · {}", painted(walked.verdict), walked.summary())?;
+    }
     beside(text, result)?;
     if result.sites.is_empty() {
         return writeln!(text, "  again      {}", result.repro);

@@ -178,7 +178,7 @@ pub fn write_case(dir: &Path, tap: &str, call: &OpCall) -> io::Result<()> {
 }
 
 /// Reads what a program wrote.
-fn outputs(dir: &Path, call: &OpCall) -> Answer {
+pub(crate) fn outputs(dir: &Path, call: &OpCall) -> Answer {
     let found: Option<PathBuf> = ["outputs.safetensors", "y.npy", "y.f32"]
         .iter()
         .map(|name| dir.join(name))

@@ -73,7 +73,13 @@ impl Kernel for LibraryKernel {
     }
 
     fn notes(&mut self) -> Vec<String> {
-        notes(&self.0)
+        let mut notes = notes(&self.0);
+        if self.0.info().model {
+            let not_loaded =
+                "its whole model is loaded where one package is named; here its single ops were judged";
+            notes.push(not_loaded.into());
+        }
+        notes
     }
 }
 
@@ -92,6 +98,8 @@ pub struct LibraryModel {
     vocab: usize,
     shapes: super::align::Shapes,
     keys: usize,
+    /// The state behind the last pass, where the library shows it.
+    state: Vec<Tap>,
     remarks: Remarks,
 }
 
@@ -106,7 +114,49 @@ impl LibraryModel {
         }
         plugin.reset().map_err(stopped)?;
         let shapes = super::align::Shapes::of(model);
-        Ok(Self { plugin, vocab, shapes, keys: 0, remarks: Remarks::default() })
+        let mut remarks = Remarks::default();
+        if plugin.info().state {
+            let how = "its state was read behind every pass, and put back after a reset before the next";
+            remarks.notes.push(how.into());
+        }
+        Ok(Self { plugin, vocab, shapes, keys: 0, state: Vec::new(), remarks })
+    }
+
+    /// Puts the state behind the last pass into a model that has forgotten everything.
+    fn put_back(&mut self, pass: &Pass) -> Result<(), SubjectError> {
+        if self.state.is_empty() {
+            return Ok(());
+        }
+        let stopped = |what: String| SubjectError::Stopped(format!("before {}: {what}", pass.name));
+        let mut replies = vec![self.plugin.reset()];
+        for tap in std::mem::take(&mut self.state) {
+            replies.push(self.plugin.set_state(&tap));
+        }
+        for reply in replies {
+            match reply.map_err(|error| stopped(error.to_string()))? {
+                Reply::Done => {}
+                Reply::Failed(reason) => return Err(stopped(reason)),
+                other => return Err(stopped(format!("the state was put back and answered with {other:?}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the state behind a pass; what of it has a site is judged there.
+    fn read_state(&mut self, pass: &Pass, taps: &mut PassTaps) -> Result<(), SubjectError> {
+        let stopped = |what: String| SubjectError::Stopped(format!("behind {}: {what}", pass.name));
+        match self.plugin.state().map_err(|error| stopped(error.to_string()))? {
+            Reply::Taps(shown) => {
+                self.state.clone_from(&shown);
+                let has_site = |tap: &Tap| Site::parse(&tap.site).is_some_and(|site| self.shapes.has(&site));
+                let judged: Vec<Tap> = shown.into_iter().filter(has_site).collect();
+                judged.into_iter().for_each(|tap| self.place(pass, tap, taps));
+                Ok(())
+            }
+            Reply::NotSupported => Ok(()),
+            Reply::Failed(reason) => Err(stopped(reason)),
+            other => Err(stopped(format!("state_get answered {other:?}"))),
+        }
     }
 
     fn place(&mut self, pass: &Pass, tap: Tap, taps: &mut PassTaps) {
@@ -134,6 +184,7 @@ impl LibraryModel {
 impl Subject for LibraryModel {
     fn pass(&mut self, pass: &Pass) -> Result<PassTaps, SubjectError> {
         self.keys += pass.ids.len();
+        self.put_back(pass)?;
         let reply = self.plugin.step(&pass.ids, self.vocab, &pass.name);
         let mut taps = PassTaps::new();
         match reply.map_err(|error| SubjectError::Stopped(error.to_string()))? {
@@ -145,6 +196,9 @@ impl Subject for LibraryModel {
                 return Err(SubjectError::Stopped(format!("{}: {reason}", pass.name)));
             }
             other => return Err(SubjectError::Stopped(format!("{}: answered {other:?}", pass.name))),
+        }
+        if self.plugin.info().state {
+            self.read_state(pass, &mut taps)?;
         }
         Ok(taps)
     }

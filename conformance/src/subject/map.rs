@@ -25,10 +25,11 @@
 //! | `tap` | the tap that the array is |
 //! | `taps` | several taps side by side along the last axis, in this order; each as wide as its site |
 //! | `axes` | the names of the array's axes, slowest first: those of the site, and `batch`, of which the first is taken |
-//! | `transpose` | the last two axes are swapped |
+//! | `transpose` | the last two axes are swapped: a state kept as `[value_dim, key_dim]` |
 //! | `rows`, `columns` | only `[first, end)` of the first and the last axis are real, the rest is padding |
 //! | `shape` | the shape of a file that does not say it; with `blocks`, padding included |
 //! | `dtype` | of raw bytes: `f32`, `f16`, `bf16`, `i8` or `i32` |
+//! | `bfp` | of raw bytes: block floating point, `{"block": 8, "bias": 133, "exponents": "l1.exponents"}`: a signed byte m a value, an unsigned byte E a block, value m · 2^(E - bias); the E of a block stands before its m where no array of them is named; block and bias are these where they are left out |
 //! | `blocks` | a blocked matrix: from large to small, the rows and columns of blocks that lie one behind another, row by row |
 //! | `scales` | an array of one factor a row, or one factor a column where it is as long as that |
 
@@ -70,6 +71,29 @@ pub struct Entry {
     dtype: Option<Bytes>,
     blocks: Option<Vec<[usize; 2]>>,
     scales: Option<String>,
+    bfp: Option<Bfp>,
+}
+
+/// Bytes in block floating point: `value = m · 2^(E - bias)`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Bfp {
+    /// Values that share an exponent.
+    #[serde(default = "bfp_block")]
+    block: usize,
+    /// What is taken from an exponent: 133 where mantissas have six bits behind the point.
+    #[serde(default = "bfp_bias")]
+    bias: i32,
+    /// The array of exponents, a byte a block; without it each stands before its block.
+    exponents: Option<String>,
+}
+
+fn bfp_block() -> usize {
+    8
+}
+
+fn bfp_bias() -> i32 {
+    133
 }
 
 /// Number formats of raw bytes, little-endian.
@@ -126,16 +150,19 @@ impl NameMap {
             entry.tap.iter_mut().for_each(fill);
             entry.taps.iter_mut().flatten().for_each(fill);
             entry.scales.iter_mut().for_each(fill);
+            entry.bfp.iter_mut().flat_map(|bfp| &mut bfp.exponents).for_each(fill);
             Some(entry)
         })
     }
 
-    /// Whether the name is a helper of another array: its scales.
+    /// Whether the name is a helper of another array: its scales or its exponents.
     pub fn is_scales(&self, name: &str) -> bool {
         self.names
             .keys()
-            .filter_map(|pattern| self.entry(pattern).ok()?.scales)
-            .any(|scales| captures(&scales, name).is_some())
+            .filter_map(|pattern| self.entry(pattern).ok())
+            .flat_map(|entry| [entry.scales, entry.bfp.and_then(|bfp| bfp.exponents)])
+            .flatten()
+            .any(|helper| captures(&helper, name).is_some())
     }
 }
 
@@ -165,13 +192,19 @@ impl Entry {
     /// Reads the array as the entry declares it: bytes, blocks, scales, padding, order of axes. `axes` are
     /// the site's.
     pub fn read(&self, arrays: &mut Arrays, name: &str, axes: &[&str]) -> Result<Array, String> {
-        let mut array = match self.dtype {
-            None => arrays.read(name).map_err(|error| error.to_string())?,
-            Some(dtype) => {
-                let bytes = arrays.bytes(name).map_err(|error| error.to_string())?;
-                let bytes = bytes
-                    .ok_or_else(|| format!("{name}: dtype is for raw bytes, but its file says its own"))?;
-                decode(&bytes, dtype)
+        let raw = |arrays: &Arrays, name: &str, field: &str| {
+            let bytes = arrays.bytes(name).map_err(|error| error.to_string())?;
+            bytes.ok_or_else(|| format!("{name}: {field} is for raw bytes, but its file says its own"))
+        };
+        let mut array = match (self.dtype, &self.bfp) {
+            (Some(_), Some(_)) => return Err(format!("{name}: expected either dtype or bfp")),
+            (None, None) => arrays.read(name).map_err(|error| error.to_string())?,
+            (Some(dtype), None) => decode(&raw(arrays, name, "dtype")?, dtype),
+            (None, Some(bfp)) => {
+                let bytes = raw(arrays, name, "bfp")?;
+                let exponents =
+                    bfp.exponents.as_ref().map(|name| raw(arrays, name, "exponents")).transpose()?;
+                bfp.decode(&bytes, exponents.as_deref()).map_err(|reason| format!("{name}: bfp: {reason}"))?
             }
         };
         if let Some(shape) = &self.shape {
@@ -208,6 +241,32 @@ impl Entry {
             Some(own) => ordered(array, own, axes).map_err(|reason| format!("{name}: axes: {reason}")),
             None => Ok(array),
         }
+    }
+}
+
+impl Bfp {
+    fn decode(&self, bytes: &[u8], exponents: Option<&[u8]>) -> Result<Array, String> {
+        let inline = usize::from(exponents.is_none());
+        let stride =
+            self.block.checked_add(inline).filter(|_| self.block > 0).ok_or("a block holds no values")?;
+        let blocks = bytes.chunks_exact(stride);
+        if !blocks.remainder().is_empty() {
+            return Err(format!("{} bytes are no whole number of blocks of {stride}", bytes.len()));
+        }
+        if let Some(exponents) = exponents.filter(|exponents| exponents.len() != blocks.len()) {
+            return Err(format!("{} exponents for {} blocks", exponents.len(), blocks.len()));
+        }
+        let unit = |n: usize, block: &[u8]| {
+            let exponent = exponents.map_or(block[0], |exponents| exponents[n]);
+            2f64.powi(i32::from(exponent).saturating_sub(self.bias))
+        };
+        let value = |m: &u8, unit: f64| (f64::from(*m as i8) * unit) as f32;
+        let values = blocks.enumerate().flat_map(|(n, block)| {
+            let unit = unit(n, block);
+            block[inline..].iter().map(move |m| value(m, unit))
+        });
+        let values: Vec<f32> = values.collect();
+        Ok(Array { shape: vec![values.len()], values, dtype: "bfp".into() })
     }
 }
 
@@ -389,5 +448,21 @@ mod tests {
         // 0xbc00 is -1 in f16, 0x0001 its smallest value, 2^-24.
         assert_eq!(decode(&[0x00, 0xbc, 0x01, 0x00], Bytes::F16).values, [-1.0, 2f32.powi(-24)]);
         assert_eq!(decode(&[0x80, 0x3f, 0xff, 0x7f], Bytes::Bf16).values[0], 1.0);
+    }
+
+    // E = 130 and bias 133: units of 1/8. The same block with its exponent apart, and one of E = 134: units of 2.
+    #[test]
+    fn blocks_that_share_an_exponent() {
+        let bfp: Bfp = serde_json::from_str(r#"{"block": 2}"#).unwrap();
+        assert_eq!(bfp.decode(&[130, 4, 0xf8, 134, 1, 0xff], None).unwrap().values, [0.5, -1.0, 2.0, -2.0]);
+        assert_eq!(
+            bfp.decode(&[4, 0xf8, 1, 0xff], Some(&[130, 134])).unwrap().values,
+            [0.5, -1.0, 2.0, -2.0]
+        );
+        let refused = |bytes: &[u8], exponents: Option<&[u8]>| bfp.decode(bytes, exponents).unwrap_err();
+        assert_eq!(refused(&[130, 4, 8, 134], None), "4 bytes are no whole number of blocks of 3");
+        assert_eq!(refused(&[4, 8], Some(&[1, 2])), "2 exponents for 1 blocks");
+        let empty: Bfp = serde_json::from_str(r#"{"block": 0}"#).unwrap();
+        assert_eq!(empty.decode(&[], None).unwrap_err(), "a block holds no values");
     }
 }

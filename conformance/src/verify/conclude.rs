@@ -19,6 +19,7 @@ pub(super) fn conclude(
         .into_iter()
         .filter(|v| *v != Verdict::Skipped)
         .chain(result.logits.iter().map(|logits| logits.verdict))
+        .chain(result.draft.iter().map(|draft| draft.verdict))
         .chain(result.sites.iter().map(|site| site.verdict));
     result.verdict = parts.max().unwrap_or(Verdict::Skipped);
     let outputs = result.logits.is_some() || result.sites.iter().any(|site| site.site.ends_with(".out"));

@@ -151,6 +151,7 @@ fn judged(
         unmatched: Vec::new(),
         problems: Vec::new(),
         notes: Vec::new(),
+        draft: None,
         first_failure: None,
         explanation: None,
         cost: None,
@@ -215,7 +216,14 @@ fn judged(
     result.problems = std::mem::take(&mut remarks.problems);
     result.notes = std::mem::take(&mut remarks.notes);
     judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
-    let in_draft = judge_draft(loaded, options, golden, &passes, &mut result).map_err(weights_at_fault)?;
+    let in_draft = match judge_draft(loaded, options, golden, &passes, &mut result) {
+        Ok(applied) => applied,
+        Err(SubjectError::Weights(source)) => return Err(weights_at_fault(source)),
+        Err(error) => {
+            result.problems.push(format!("the draft: {error}"));
+            false
+        }
+    };
     if let (Some(selection), Some(subject)) = (options.mutate, &mutant)
         && subject.applied().is_empty()
         && !in_draft

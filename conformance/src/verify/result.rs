@@ -1,6 +1,7 @@
 //! What verifying one package gives.
 
 use crate::cost::CostPerToken;
+use crate::draft::passes::LoopResult;
 use crate::judge::{Mismatch, SiteResult, Verdict};
 use crate::mutants::explain::Explanation;
 use crate::routing::Swap;
@@ -156,6 +157,9 @@ pub struct PackageResult {
     /// What else there is to know about the subject.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// The speculative loop of a pair on the NPU path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft: Option<LoopResult>,
     /// The first wrong site.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_failure: Option<FirstFailure>,

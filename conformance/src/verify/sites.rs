@@ -7,7 +7,7 @@ use crate::draft::{self, Pair};
 use crate::follow::{Follow, budget};
 use crate::judge::{Budget, Verdict};
 use crate::passes::Pass;
-use crate::subject::SubjectSpec;
+use crate::subject::{SubjectError, SubjectSpec};
 use crate::variance::Bounded;
 use golden::Dump;
 use spec::{NonFinite, Site};
@@ -65,23 +65,26 @@ pub(super) fn judge_sites(
 
 /// Judges the draft of a pair, where there is one; whether a mutant found a place in it.
 ///
-/// Blocks stand where the golden has them, else behind the prompt and the steps.
+/// Blocks stand where the golden has them, else behind the prompt and the steps. The NPU path also walks as a
+/// speculative loop does.
 pub(super) fn judge_draft(
     loaded: &Loaded,
     options: &Options,
     golden: Option<&Dump>,
     passes: &[Pass],
     result: &mut PackageResult,
-) -> Result<bool, NonFinite> {
+) -> Result<bool, SubjectError> {
     let Some(pair) = &loaded.draft else { return Ok(false) };
     let Ok(pair) = Pair::new(loaded.config.clone(), loaded.model.clone(), pair.clone()) else {
         // The reference part says why.
         return Ok(false);
     };
+    let fault = options.mutate.and_then(|selection| selection.fault).map(|fault| fault());
     let runner = match (options.mutate, options.subject) {
-        (Some(selection), _) => Runner::Mutant(selection),
+        (Some(selection), _) if selection.fault.is_none() => Runner::Mutant(selection),
+        (_, SubjectSpec::Npu(engine)) => Runner::Npu(*engine, fault.clone()),
         (None, SubjectSpec::Reference) => Runner::Reference,
-        (None, _) => {
+        _ => {
             let reason = "the subject runs no drafts: the draft is held to its golden, the subject is judged on the target";
             result.reason = Some(reason.into());
             return Ok(false);
@@ -95,6 +98,14 @@ pub(super) fn judge_draft(
     });
     let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
     let (contract, view) = (options.contract, options.view);
+    if let Runner::Npu(engine, _) = runner
+        && options.sites.is_none()
+    {
+        let prompt = &passes[0].ids;
+        let tokens = (text.len() - prompt.len()).max(2);
+        let judged = draft::passes::judge(&pair, &loaded.weights, engine, fault, contract, prompt, tokens);
+        result.draft = Some(judged?);
+    }
     let mut of_draft = draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &judged)?;
     if result.first_failure.is_none()
         && let Some(wrong) = of_draft.sites.iter().find(|site| site.verdict == Verdict::Failed)
@@ -107,5 +118,6 @@ pub(super) fn judge_draft(
         result.explanation = of_draft.explanation.take();
     }
     result.sites.append(&mut of_draft.sites);
+    result.not_exposed.append(&mut of_draft.not_exposed);
     Ok(!of_draft.applied.is_empty())
 }

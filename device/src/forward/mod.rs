@@ -4,6 +4,7 @@ mod attention;
 mod blocks;
 mod decoder;
 mod deepseek;
+mod draft;
 mod feed_forward;
 mod gemma;
 mod gemma3n;
@@ -12,6 +13,8 @@ mod hybrid;
 mod lfm2;
 mod moe;
 mod ple;
+
+pub use draft::{Block, Lent, NpuDraft};
 
 use crate::DeviceError;
 use crate::launcher::Source;

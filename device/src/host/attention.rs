@@ -6,6 +6,7 @@ use super::wide::{kernel, wide};
 use super::{LANES, fold};
 use crate::simd::Kernel;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// What distinguishes one layer's attention from another's.
 #[derive(Clone, Copy, Debug)]
@@ -55,9 +56,37 @@ impl Attention<'_> {
     }
 
     fn run_with(&self, kernel: Kernel, queries: &[f32], cache: &KvCache, start: usize) -> Vec<f32> {
+        let keys = |r: usize| {
+            let end = start + r + 1;
+            self.window.map_or(0, |window| end.saturating_sub(window))..end
+        };
+        self.over(kernel, queries, cache, &keys)
+    }
+
+    /// The same where query row `r` sees the keys `keys(r)`, at least one, whatever the window: the rows of a
+    /// draft's block see each other both ways.
+    pub fn run_over(
+        &self,
+        queries: &[f32],
+        cache: &KvCache,
+        keys: impl Fn(usize) -> Range<usize>,
+    ) -> Vec<f32> {
+        self.over(kernel(), queries, cache, &keys)
+    }
+
+    fn over(
+        &self,
+        kernel: Kernel,
+        queries: &[f32],
+        cache: &KvCache,
+        keys: &dyn Fn(usize) -> Range<usize>,
+    ) -> Vec<f32> {
         let (key_dim, value_dim) = (cache.key_dim(), cache.value_dim());
         let rows = queries.len() / (self.heads * key_dim);
         let group = self.heads / cache.heads();
+        let seen: Vec<Range<usize>> = (0..rows).map(keys).collect();
+        let most = seen.iter().fold(0, |most, keys| most.max(keys.end));
+        assert!(most <= cache.len() && seen.iter().all(|keys| !keys.is_empty()), "attention: keys of a row");
         // Per key head: the queries of its group, row after row.
         let order = |h: usize| (0..rows * group).map(move |n| (n / group, h * group + n % group));
         let mut grouped = vec![0.0; rows * self.heads * value_dim];
@@ -67,14 +96,11 @@ impl Attention<'_> {
             let queries: Vec<Query> = order(h)
                 .skip(tile * TILE)
                 .take(TILE)
-                .map(|(r, head)| {
-                    let end = start + r + 1;
-                    Query {
-                        values: &queries[(r * self.heads + head) * key_dim..][..key_dim],
-                        sink: self.sinks.map(|sinks| sinks[head]),
-                        first: self.window.map_or(0, |window| end.saturating_sub(window)),
-                        end,
-                    }
+                .map(|(r, head)| Query {
+                    values: &queries[(r * self.heads + head) * key_dim..][..key_dim],
+                    sink: self.sinks.map(|sinks| sinks[head]),
+                    first: seen[r].start,
+                    end: seen[r].end,
                 })
                 .collect();
             self.tiles(kernel, &queries, cache.head(h), value_dim, into);
@@ -87,7 +113,7 @@ impl Attention<'_> {
                 parts.push((parts.len(), part));
             }
         }
-        if rows * (start + rows) * self.heads * key_dim < super::GRAIN {
+        if rows * most * self.heads * key_dim < super::GRAIN {
             parts.into_iter().for_each(one);
         } else {
             parts.into_par_iter().for_each(one);
@@ -312,6 +338,16 @@ mod tests {
         cache.append(&[0.0; 10], &[1.0, 10.0, 100.0, 1000.0, 10_000.0]);
         let context = Attention { window: Some(3), ..plain(1) }.run(&[1.0; 2], &cache, 4);
         assert!((context[0] - 11_100.0 / 3.0).abs() < 1e-3, "{context:?}");
+    }
+
+    // All keys alike, so a row's context is the mean of the values it sees: row 0 of all four, row 1 of the
+    // second and third, behind and before itself.
+    #[test]
+    fn rows_may_see_what_is_behind_them() {
+        let mut cache = KvCache::new(1, 1, 1);
+        cache.append(&[0.0; 4], &[1.0, 10.0, 100.0, 1000.0]);
+        let context = plain(1).run_over(&[1.0; 2], &cache, |r| if r == 0 { 0..4 } else { 1..3 });
+        assert!((context[0] - 1111.0 / 4.0).abs() < 1e-4 && (context[1] - 55.0).abs() < 1e-5, "{context:?}");
     }
 
     /// Softmax in two passes over a row of scores, in f64: one value of one head of one row.

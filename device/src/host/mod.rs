@@ -13,6 +13,7 @@ pub mod math;
 pub mod norm;
 pub mod rope;
 pub mod router;
+pub mod select;
 mod wide;
 
 /// Work below this many values is not worth handing to other threads.

@@ -57,4 +57,6 @@ pub struct Abi {
     pub reset: Option<unsafe extern "C" fn(*mut c_void) -> i32>,
     pub step_batch:
         Option<unsafe extern "C" fn(*mut c_void, *const u32, u64, Out, u64, TapFn, *mut c_void) -> i32>,
+    pub state_get: Option<unsafe extern "C" fn(*mut c_void, TapFn, *mut c_void) -> i32>,
+    pub state_set: Option<unsafe extern "C" fn(*mut c_void, *const c_char, In, *const u64, u32) -> i32>,
 }

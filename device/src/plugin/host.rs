@@ -1,8 +1,10 @@
 //! The side of the judge: starts the process of a library and waits for its answers, but not for ever.
 
 use super::call::OpCall;
-use super::wire::{Info, Reply, Request, receive, send};
+use super::shared::Shared;
+use super::wire::{Info, Reply, Request, Tap, receive, send};
 use std::io::Read;
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
@@ -48,14 +50,24 @@ pub struct Plugin {
     listening: Option<JoinHandle<()>>,
     timeout: Duration,
     info: Info,
+    /// Where values pass; nothing where the machine has no room for it: they go through the pipes then.
+    shared: Option<Shared>,
 }
 
 impl Plugin {
     /// Starts `server`, a command that ends up in [`super::serve`], and waits until the library is loaded.
+    /// It is given `--shared FILE` as its last arguments, for values to pass through.
     pub fn start(mut server: Command, timeout: Duration) -> Result<Plugin, PluginError> {
         let refused =
             |error: std::io::Error| PluginError::Refused(format!("the process of the library: {error}"));
         server.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (shared, file) =
+            Shared::create().map_or((None, None), |(shared, file)| (Some(shared), Some(file)));
+        if let Some(file) = &file {
+            server.arg("--shared").arg(file);
+        }
+        // Both sides have it open once the library is loaded; then nobody else needs its name.
+        let _unnamed = file.map(Unnamed);
         let mut child = server.spawn().map_err(refused)?;
         let (requests, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (to, replies) = channel();
@@ -81,8 +93,8 @@ impl Plugin {
                 }
             })
         });
-        let info = Info { name: String::new(), contract: None, ops: vec![], model: false };
-        let mut plugin = Plugin { child, requests, replies, said, listening, timeout, info };
+        let info = Info { name: String::new(), contract: None, ops: vec![], model: false, state: false };
+        let mut plugin = Plugin { child, requests, replies, said, listening, timeout, info, shared };
         match plugin.reply("loading")? {
             Reply::Ready(info) => plugin.info = info,
             Reply::Refused(reason) => return Err(PluginError::Refused(reason)),
@@ -106,7 +118,8 @@ impl Plugin {
 
     /// Runs an op; `during` names it in errors.
     pub fn call(&mut self, call: &OpCall, during: &str) -> Result<Reply, PluginError> {
-        self.ask(&Request::Call(call.clone()), during)
+        let frame = Request::call(call, self.shared.as_mut());
+        self.send(&frame, during)
     }
 
     /// Loads a model.
@@ -124,8 +137,23 @@ impl Plugin {
         self.ask(&Request::Step { ids: ids.to_vec(), vocab }, during)
     }
 
+    /// Shows the state of the model, one tensor a tap.
+    pub fn state(&mut self) -> Result<Reply, PluginError> {
+        self.ask(&Request::State, "state_get")
+    }
+
+    /// Puts one tensor of a state into the model.
+    pub fn set_state(&mut self, tap: &Tap) -> Result<Reply, PluginError> {
+        self.ask(&Request::SetState(tap.clone()), "state_set")
+    }
+
     fn ask(&mut self, request: &Request, during: &str) -> Result<Reply, PluginError> {
-        let sent = self.requests.as_mut().is_some_and(|to| send(to, &request.to_bytes()).is_ok());
+        let frame = request.to_bytes(self.shared.as_mut());
+        self.send(&frame, during)
+    }
+
+    fn send(&mut self, frame: &[u8], during: &str) -> Result<Reply, PluginError> {
+        let sent = self.requests.as_mut().is_some_and(|to| send(to, frame).is_ok());
         if !sent {
             return Err(self.ended(during));
         }
@@ -134,7 +162,10 @@ impl Plugin {
 
     fn reply(&mut self, during: &str) -> Result<Reply, PluginError> {
         match self.replies.recv_timeout(self.timeout) {
-            Ok(frame) => Reply::from_bytes(&frame).ok_or_else(|| self.ended(during)),
+            Ok(frame) => match Reply::from_bytes(&frame, self.shared.as_mut()) {
+                Some(reply) => Ok(reply),
+                None => Err(self.ended(during)),
+            },
             Err(RecvTimeoutError::Disconnected) => Err(self.ended(during)),
             Err(RecvTimeoutError::Timeout) => {
                 self.stop();
@@ -175,6 +206,15 @@ impl Plugin {
         self.requests = None;
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Takes a file's name away when it is dropped.
+struct Unnamed(PathBuf);
+
+impl Drop for Unnamed {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 

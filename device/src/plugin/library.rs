@@ -81,6 +81,7 @@ impl Library {
             contract: text(a.contract),
             ops: ops.iter().filter(|(_, has)| *has).map(|(op, _)| op.to_string()).collect(),
             model: a.load.is_some() && a.reset.is_some() && a.step_batch.is_some(),
+            state: a.state_get.is_some() && a.state_set.is_some(),
         }
     }
 
@@ -241,6 +242,43 @@ impl Library {
                 Reply::Taps(taps)
             }
             other => other,
+        }
+    }
+
+    /// Shows the state.
+    pub(super) fn state(&mut self) -> Reply {
+        let Some(get) = self.abi.state_get.filter(|_| !self.model.is_null()) else {
+            return Reply::NotSupported;
+        };
+        let mut taps: Vec<Tap> = Vec::new();
+        // SAFETY: the pointer came from `load`; `collect` gets `taps` back as what it is while nothing else
+        // touches it.
+        match unsafe { get(self.model, collect, (&raw mut taps).cast::<c_void>()) } {
+            OK => Reply::Taps(taps),
+            code => failed(code, "state_get"),
+        }
+    }
+
+    /// Puts one tensor of a state in.
+    pub(super) fn set_state(&mut self, tap: &Tap) -> Reply {
+        let set = self.abi.state_set.filter(|_| !self.model.is_null());
+        let (Some(set), Ok(site)) = (set, CString::new(tap.site.as_str())) else {
+            return Reply::NotSupported;
+        };
+        let elements = tap.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        if elements != Some(tap.values.len()) {
+            return Reply::Failed(format!(
+                "state_set of {}: shape {:?} does not hold its values",
+                tap.site, tap.shape
+            ));
+        }
+        let shape: Vec<u64> = tap.shape.iter().map(|&n| n as u64).collect();
+        let rank = shape.len() as u32;
+        // SAFETY: the pointer came from `load`; the values are as many as the shape says, checked above, and
+        // all that is pointed to outlives the call.
+        match unsafe { set(self.model, site.as_ptr(), tap.values.as_ptr(), shape.as_ptr(), rank) } {
+            OK => Reply::Done,
+            code => failed(code, &format!("state_set of {}", tap.site)),
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Frames between the two processes: a length of eight bytes, then fields one behind another, all
-//! little-endian; strings and lists begin with their length.
+//! little-endian; strings and lists begin with their length. Values lie in shared memory where there is room:
+//! then their place follows, else [`HERE`] and the values themselves.
 
 use super::call::{Input, OpCall};
+use super::shared::Shared;
 use std::io::{self, Read, Write};
 
 /// What a library says about itself.
@@ -15,6 +17,8 @@ pub struct Info {
     pub ops: Vec<String>,
     /// Whether it runs whole models.
     pub model: bool,
+    /// Whether it shows the state of a model and takes another one.
+    pub state: bool,
 }
 
 /// A value that a model showed.
@@ -34,7 +38,14 @@ pub(super) enum Request {
     Call(OpCall),
     Load(String),
     Reset,
-    Step { ids: Vec<u32>, vocab: usize },
+    Step {
+        ids: Vec<u32>,
+        vocab: usize,
+    },
+    /// Show the state.
+    State,
+    /// Put one tensor of it in.
+    SetState(Tap),
 }
 
 /// What it answers.
@@ -58,10 +69,20 @@ pub enum Reply {
     Wild(String),
 }
 
-#[derive(Default)]
-struct Fields(Vec<u8>);
+/// In the place of a place: the values follow in the frame.
+const HERE: u64 = u64::MAX;
 
-impl Fields {
+/// The place of values, where two processes share memory.
+pub(super) type Memory<'s> = Option<&'s mut Shared>;
+
+struct Fields<'s>(Vec<u8>, Memory<'s>);
+
+impl<'s> Fields<'s> {
+    fn new(mut memory: Memory<'s>) -> Self {
+        memory.iter_mut().for_each(|shared| shared.begin());
+        Fields(Vec::new(), memory)
+    }
+
     fn number(&mut self, n: u64) -> &mut Self {
         self.0.extend(n.to_le_bytes());
         self
@@ -83,15 +104,36 @@ impl Fields {
 
     fn values(&mut self, values: &[f32]) -> &mut Self {
         self.number(values.len() as u64);
-        self.0.extend_from_slice(bytemuck::cast_slice(values));
+        let bytes = bytemuck::cast_slice(values);
+        let place = self.1.as_mut().and_then(|shared| shared.put(bytes));
+        self.number(place.unwrap_or(HERE));
+        if place.is_none() {
+            self.0.extend_from_slice(bytes);
+        }
         self
+    }
+
+    fn call(&mut self, call: &OpCall) -> &mut Self {
+        self.text(&call.op).number(call.inputs.len() as u64);
+        for input in &call.inputs {
+            self.text(&input.name).shape(&input.shape).values(&input.values);
+        }
+        self.number(call.numbers.len() as u64);
+        for (name, value) in &call.numbers {
+            self.text(name).number(value.to_bits());
+        }
+        self.shape(&call.output)
+    }
+
+    fn tap(&mut self, tap: &Tap) -> &mut Self {
+        self.text(&tap.site).shape(&tap.shape).values(&tap.values)
     }
 }
 
 /// What is left of a frame. Every read says whether the frame was long enough.
-struct Rest<'a>(&'a [u8]);
+struct Rest<'a, 's>(&'a [u8], Memory<'s>);
 
-impl Rest<'_> {
+impl Rest<'_, '_> {
     fn number(&mut self) -> Option<u64> {
         let (word, rest) = self.0.split_first_chunk::<8>()?;
         self.0 = rest;
@@ -120,25 +162,32 @@ impl Rest<'_> {
 
     fn values(&mut self) -> Option<Vec<f32>> {
         let length = (self.number()? as usize).checked_mul(4)?;
-        let words = self.bytes(length)?.as_chunks::<4>().0;
+        let bytes = match self.number()? {
+            HERE => self.bytes(length)?,
+            place => self.1.as_mut()?.get(place, length)?,
+        };
+        let words = bytes.as_chunks::<4>().0;
         Some(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+    }
+
+    fn tap(&mut self) -> Option<Tap> {
+        Some(Tap { site: self.text()?, shape: self.shape()?, values: self.values()? })
     }
 }
 
 impl Request {
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut f = Fields::default();
+    /// The frame of a call, without a copy of it.
+    pub(super) fn call(call: &OpCall, memory: Memory) -> Vec<u8> {
+        let mut f = Fields::new(memory);
+        f.number(0).call(call);
+        f.0
+    }
+
+    pub(super) fn to_bytes(&self, memory: Memory) -> Vec<u8> {
+        let mut f = Fields::new(memory);
         match self {
             Request::Call(call) => {
-                f.number(0).text(&call.op).number(call.inputs.len() as u64);
-                for input in &call.inputs {
-                    f.text(&input.name).shape(&input.shape).values(&input.values);
-                }
-                f.number(call.numbers.len() as u64);
-                for (name, value) in &call.numbers {
-                    f.text(name).number(value.to_bits());
-                }
-                f.shape(&call.output);
+                f.number(0).call(call);
             }
             Request::Load(package) => {
                 f.number(1).text(package);
@@ -152,12 +201,18 @@ impl Request {
                     f.number(u64::from(id));
                 });
             }
+            Request::State => {
+                f.number(4);
+            }
+            Request::SetState(tap) => {
+                f.number(5).tap(tap);
+            }
         }
         f.0
     }
 
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Request> {
-        let mut rest = Rest(bytes);
+    pub(super) fn from_bytes(bytes: &[u8], memory: Memory) -> Option<Request> {
+        let mut rest = Rest(bytes, memory);
         Some(match rest.number()? {
             0 => Request::Call(OpCall {
                 op: rest.text()?,
@@ -172,14 +227,16 @@ impl Request {
                 let vocab = rest.number()? as usize;
                 Request::Step { vocab, ids: rest.list(|r| u32::try_from(r.number()?).ok())? }
             }
+            4 => Request::State,
+            5 => Request::SetState(rest.tap()?),
             _ => return None,
         })
     }
 }
 
 impl Reply {
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut f = Fields::default();
+    pub(super) fn to_bytes(&self, memory: Memory) -> Vec<u8> {
+        let mut f = Fields::new(memory);
         match self {
             Reply::Ready(info) => {
                 f.number(0).text(&info.name).number(u64::from(info.contract.is_some()));
@@ -187,7 +244,7 @@ impl Reply {
                 info.ops.iter().for_each(|op| {
                     f.text(op);
                 });
-                f.number(u64::from(info.model));
+                f.number(u64::from(info.model)).number(u64::from(info.state));
             }
             Reply::Refused(reason) => {
                 f.number(1).text(reason);
@@ -198,7 +255,7 @@ impl Reply {
             Reply::Taps(taps) => {
                 f.number(3).number(taps.len() as u64);
                 taps.iter().for_each(|tap| {
-                    f.text(&tap.site).shape(&tap.shape).values(&tap.values);
+                    f.tap(tap);
                 });
             }
             Reply::Done => {
@@ -217,19 +274,19 @@ impl Reply {
         f.0
     }
 
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Reply> {
-        let mut rest = Rest(bytes);
+    pub(super) fn from_bytes(bytes: &[u8], memory: Memory) -> Option<Reply> {
+        let mut rest = Rest(bytes, memory);
         Some(match rest.number()? {
             0 => {
                 let (name, declared) = (rest.text()?, rest.number()? == 1);
                 let contract = Some(rest.text()?).filter(|_| declared);
-                Reply::Ready(Info { name, contract, ops: rest.list(Rest::text)?, model: rest.number()? == 1 })
+                let ops = rest.list(Rest::text)?;
+                let (model, state) = (rest.number()? == 1, rest.number()? == 1);
+                Reply::Ready(Info { name, contract, ops, model, state })
             }
             1 => Reply::Refused(rest.text()?),
             2 => Reply::Values(rest.values()?),
-            3 => Reply::Taps(
-                rest.list(|r| Some(Tap { site: r.text()?, shape: r.shape()?, values: r.values()? }))?,
-            ),
+            3 => Reply::Taps(rest.list(Rest::tap)?),
             4 => Reply::Done,
             5 => Reply::NotSupported,
             6 => Reply::Failed(rest.text()?),
@@ -273,24 +330,38 @@ mod tests {
             numbers: vec![("eps".into(), 1e-5)],
             output: vec![1, 3],
         };
+        let tap = Tap { site: "out".into(), shape: vec![2], values: vec![0.0, -1.0] };
         let requests = [
             Request::Call(call),
             Request::Load("models/a".into()),
             Request::Reset,
             Request::Step { ids: vec![3, 1, 4], vocab: 7 },
+            Request::State,
+            Request::SetState(tap.clone()),
         ];
+        let (mut ours, path) = Shared::create().unwrap();
+        let mut theirs = Shared::open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
         for request in requests {
-            let bytes = request.to_bytes();
-            assert_eq!(Request::from_bytes(&bytes), Some(request));
+            let bytes = request.to_bytes(None);
             // Cut anywhere, it is no request and no panic.
-            (0..bytes.len()).for_each(|n| assert_eq!(Request::from_bytes(&bytes[..n]), None));
+            (0..bytes.len()).for_each(|n| assert_eq!(Request::from_bytes(&bytes[..n], None), None));
+            assert_eq!(Request::from_bytes(&bytes, None).as_ref(), Some(&request));
+            let bytes = request.to_bytes(Some(&mut ours));
+            assert_eq!(Request::from_bytes(&bytes, Some(&mut theirs)), Some(request));
         }
-        let info = Info { name: "mine".into(), contract: None, ops: vec!["linear".into()], model: true };
-        let tap = Tap { site: "out".into(), shape: vec![2], values: vec![0.0, -1.0] };
+        let info = Info {
+            name: "mine".into(),
+            contract: None,
+            ops: vec!["linear".into()],
+            model: true,
+            state: false,
+        };
         for reply in
             [Reply::Ready(info), Reply::Taps(vec![tap]), Reply::Wild("y".into()), Reply::NotSupported]
         {
-            assert_eq!(Reply::from_bytes(&reply.to_bytes()), Some(reply));
+            let bytes = reply.to_bytes(Some(&mut theirs));
+            assert_eq!(Reply::from_bytes(&bytes, Some(&mut ours)), Some(reply));
         }
     }
 
