@@ -1,7 +1,8 @@
 //! `Emulate`: an honest subject that rounds where its contract says.
 
 use crate::contract::{
-    BLOCK, Contract, Declared, GROUP, Product, Q4Row, Rounding, bf16, block, int8_image, int8_row, q4_row,
+    BLOCK, Contract, Declared, GROUP, Product, Q4Row, Rounding, bf16, block, int8_dot, int8_row,
+    int8_weights, q4_row,
 };
 use crate::variance::sent;
 use ndarray::Array2;
@@ -81,17 +82,22 @@ pub fn product(x: &Tensor, w: &Linear, product: Product) -> Result<Tensor, NonFi
             })
             .collect::<Result<_, NonFinite>>()?,
         Product::Int8 => {
-            let image = int8_image(&w.weight)?;
             let mut codes = vec![0i8; flat.len()];
             let scales: Vec<f32> = (0..tokens)
                 .map(|t| int8_row(&flat[t * inner..][..inner], &mut codes[t * inner..][..inner]))
                 .collect();
-            let count = |t: usize, o: usize| -> i32 {
-                let (a, w) = (&codes[t * inner..][..inner], &image.codes[o * inner..][..inner]);
-                a.iter().zip(w).map(|(&a, &w)| i32::from(a) * i32::from(w)).sum()
-            };
-            let y = |t: usize, o: usize| biased(o, (count(t, o) as f32 * scales[t]) * image.scales[o]);
-            (0..out).into_par_iter().map(|o| (0..tokens).map(|t| y(t, o)).collect()).collect()
+            (0..out)
+                .into_par_iter()
+                .map_init(
+                    || (vec![0f32; inner], vec![0i8; inner]),
+                    |(row, image), o| {
+                        w.weight.decode(o, row)?;
+                        let scale = int8_weights(row, image);
+                        let count = |t: usize| int8_dot(&codes[t * inner..][..inner], image) as f32;
+                        Ok((0..tokens).map(|t| biased(o, (count(t) * scales[t]) * scale)).collect())
+                    },
+                )
+                .collect::<Result<_, NonFinite>>()?
         }
         Product::W4A8 | Product::W4A16 | Product::Bfp16 | Product::Declared(_) => {
             let rows: Vec<Activation> =

@@ -8,6 +8,7 @@ use crate::mutants::History;
 use crate::mutants::explain::{Explanation, explain};
 use crate::routing;
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
+use rayon::prelude::*;
 use reference::{Call, Ops, Tensor};
 use spec::families::Linear;
 use spec::{NonFinite, Site};
@@ -127,26 +128,28 @@ impl<'a> Follow<'a> {
             self.results.push(SiteResult::misshapen(&name, &found, &[out, inner]));
             return Ok(());
         }
-        for start in (0..out).step_by(IMAGE_ROWS) {
+        let product = self.contract.product_at(at);
+        let starts: Vec<usize> = (0..out).step_by(IMAGE_ROWS).collect();
+        let wrong = starts.into_par_iter().find_map_first(|start| {
             let rows = start..(start + IMAGE_ROWS).min(out);
-            let rule = decoded_image(&w.weight.rows(rows.clone()), self.contract.product_at(at))?;
-            let values = image.rows(rows.clone()).to_values()?;
-            if rule.iter().zip(&values).all(|(rule, value)| *rule == f64::from(*value)) {
-                continue;
+            let rule = decoded_image(&w.weight.rows(rows.clone()), product);
+            match rule.and_then(|rule| Ok((rule, image.rows(rows.clone()).to_values()?))) {
+                Ok((rule, values)) if rule == values => None,
+                other => Some(other.map(|(rule, values)| (start, rule, values))),
             }
-            let shape = [rows.len(), inner];
-            let zero = ndarray::ArrayD::zeros(ndarray::IxDyn(&shape));
-            let r =
-                ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&shape), rule).expect("one value a weight");
-            let expected = Expected { r, variance: zero.clone(), bound: zero, calibrated: false };
-            let mut result = judge(&name, &shape, &values, &expected, &self.budget);
-            result.worst.row += start;
-            if let Some(first) = &mut result.first_wrong {
-                first.row += start;
-            }
-            self.results.push(result);
-            break;
+        });
+        let Some((start, rule, values)) = wrong.transpose()? else { return Ok(()) };
+        let shape = [values.len() / inner.max(1), inner];
+        let zero = ndarray::ArrayD::zeros(ndarray::IxDyn(&shape));
+        let rule = rule.into_iter().map(f64::from).collect();
+        let r = ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&shape), rule).expect("one value a weight");
+        let expected = Expected { r, variance: zero.clone(), bound: zero, calibrated: false };
+        let mut result = judge(&name, &shape, &values, &expected, &self.budget);
+        result.worst.row += start;
+        if let Some(first) = &mut result.first_wrong {
+            first.row += start;
         }
+        self.results.push(result);
         Ok(())
     }
 

@@ -10,6 +10,7 @@
 pub mod models;
 pub mod ops;
 mod plain;
+pub mod products;
 mod state;
 mod sum;
 

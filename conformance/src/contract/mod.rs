@@ -5,7 +5,7 @@ mod formats;
 
 pub use file::ContractError;
 pub use formats::{
-    BLOCK, Float, GROUP, Int8Image, Q4Row, Rounding, bf16, block, code, f32_of_block, int8_image, int8_row,
+    BLOCK, Float, GROUP, Q4Row, Rounding, bf16, block, code, f32_of_block, int8_dot, int8_row, int8_weights,
     q4_row,
 };
 
@@ -103,45 +103,46 @@ impl Contract {
     pub const NAMES: &'static [&'static str] = &["f32", "int8", "w4a8", "w4a16", "bfp16"];
 }
 
-/// The weights that a subject of this contract multiplies with, as f32 values, row after row.
+/// Row `o` of the weights that a subject of this contract multiplies with, as f32 values.
 ///
 /// ```text
 /// int8     f32(code) · scale                     w4a8    d · (q - offset) + m
 /// w4a16    bf16(d · (q - offset) + m)            bfp16   m · 2^(E-133)
 /// ```
 ///
-/// Every operation is rounded to f32, as an image decodes it.
-pub fn decoded_image(weight: &Matrix, product: Product) -> Result<Vec<f64>, NonFinite> {
-    let (out, inner) = (weight.out(), weight.inner());
-    let mut values = Vec::with_capacity(out * inner);
-    match product {
-        Product::F32 | Product::Host => values.extend(weight.to_values()?.into_iter().map(f64::from)),
+/// Every operation is rounded to f32, as an image decodes it. `stored` is the package's own row.
+pub fn image_row(weight: &Matrix, o: usize, stored: &[f32], product: Product) -> Result<Vec<f32>, NonFinite> {
+    Ok(match product {
+        Product::F32 | Product::Host => stored.to_vec(),
         Product::Int8 => {
-            let image = int8_image(weight)?;
-            let value = |(n, &code): (usize, &i8)| f64::from(f32::from(code) * image.scales[n / inner]);
-            values.extend(image.codes.iter().enumerate().map(value));
+            let mut codes = vec![0i8; stored.len()];
+            let scale = int8_weights(stored, &mut codes);
+            codes.into_iter().map(|code| f32::from(code) * scale).collect()
         }
         Product::W4A8 | Product::W4A16 => {
-            for o in 0..out {
-                let row = q4_row(weight, o, product == Product::W4A16)?;
-                values.extend((0..inner).map(|i| f64::from(row.value(i))));
-            }
+            let row = q4_row(weight, o, product == Product::W4A16)?;
+            (0..stored.len()).map(|i| row.value(i)).collect()
         }
         Product::Bfp16 => {
-            let mut row = vec![0f32; inner];
-            for o in 0..out {
-                weight.decode(o, &mut row)?;
-                for values_of_block in row.chunks(BLOCK) {
-                    let (mantissas, exponent) = block(values_of_block);
-                    let decoded = mantissas[..values_of_block.len()].iter();
-                    values.extend(decoded.map(|&m| f64::from(f32_of_block(m, exponent))));
-                }
-            }
+            let decoded = |values: &[f32]| {
+                let (mantissas, exponent) = block(values);
+                mantissas.into_iter().take(values.len()).map(move |m| f32_of_block(m, exponent))
+            };
+            stored.chunks(BLOCK).flat_map(decoded).collect()
         }
         Product::Declared(declared) => {
-            let round = |w: f32| f64::from(declared.weight.round(w, Rounding::NearestEven));
-            values.extend(weight.to_values()?.into_iter().map(round));
+            stored.iter().map(|&w| declared.weight.round(w, Rounding::NearestEven)).collect()
         }
+    })
+}
+
+/// The rows of [`image_row`], one after the other.
+pub fn decoded_image(weight: &Matrix, product: Product) -> Result<Vec<f32>, NonFinite> {
+    let (out, inner) = (weight.out(), weight.inner());
+    let (mut values, mut stored) = (Vec::with_capacity(out * inner), vec![0f32; inner]);
+    for o in 0..out {
+        weight.decode(o, &mut stored)?;
+        values.extend(image_row(weight, o, &stored, product)?);
     }
     Ok(values)
 }

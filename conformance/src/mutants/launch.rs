@@ -260,7 +260,7 @@ fn bf16_sums(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Opti
         for o in 0..out {
             let tiles = x.chunks(32).zip(weights[o * inner..][..inner].chunks(32));
             let sum = tiles.fold(0f32, |acc, (x, w)| {
-                let tile: f64 = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * w).sum();
+                let tile: f64 = x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
                 bf16((f64::from(acc) + tile) as f32)
             });
             y.push(w.bias.as_ref().map_or(sum, |b| sum + b[o]));

@@ -2,9 +2,11 @@
 
 use super::quantised;
 use super::{Bounded, Expected, MEAN_ROUNDING, Truth, U, rounding, ulp};
-use crate::contract::{Product, decoded_image, int8_image, int8_row};
-use ndarray::{Array2, ArrayD};
+use crate::contract::{Product, image_row, int8_dot, int8_row, int8_weights};
+use multiversion::multiversion;
+use ndarray::{Array2, ArrayD, Axis};
 use rayon::prelude::*;
+use reference::products::Blocks;
 use spec::NonFinite;
 use spec::families::Linear;
 
@@ -42,7 +44,11 @@ pub fn expect(x: &Bounded, w: &Linear, product: Product, truth: Truth) -> Result
     };
     let out = w.weight.out();
     let gather = |part: fn(&Element) -> f64| -> ArrayD<f64> {
-        Array2::from_shape_fn((tokens, out), |(t, o)| part(&columns[o][t])).into_dyn()
+        let mut all = Array2::<f64>::zeros((tokens, out));
+        all.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(t, mut row)| {
+            row.iter_mut().zip(&columns).for_each(|(value, column)| *value = part(&column[t]));
+        });
+        all.into_dyn()
     };
     Ok(Expected {
         r: gather(|e| e.r),
@@ -95,49 +101,82 @@ impl Element {
 }
 
 /// One column of elements an output, computed in parallel over outputs.
-pub(super) fn columns(
+///
+/// `image` is what an element needs of the weight row: it is made of the stored row once for all tokens.
+pub(super) fn columns<W>(
     input: &Input,
     w: &Linear,
-    element: impl Fn(usize, usize, &[f32]) -> Element + Sync,
+    image: impl Fn(usize, &[f32]) -> Result<W, NonFinite> + Sync,
+    element: impl Fn(usize, &W) -> Element + Sync,
 ) -> Result<Vec<Vec<Element>>, NonFinite> {
     (0..w.weight.out())
         .into_par_iter()
-        .map(|o| {
-            let mut row = vec![0f32; input.inner];
-            w.weight.decode(o, &mut row)?;
-            let bias = w.bias.as_ref().map(|b| b[o]);
-            Ok((0..input.tokens).map(|t| element(t, o, &row).finish(bias, input.carried(t, &row))).collect())
-        })
+        .map_init(
+            || vec![0f32; input.inner],
+            |row, o| {
+                w.weight.decode(o, row)?;
+                let bias = w.bias.as_ref().map(|b| b[o]);
+                let image = image(o, row)?;
+                Ok((0..input.tokens)
+                    .map(|t| element(t, &image).finish(bias, input.carried(t, row)))
+                    .collect())
+            },
+        )
         .collect()
 }
 
 fn f32_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinite> {
-    columns(input, w, |t, _, w| {
-        let (mut sum, mut squares, mut size, mut roundings) = (0f64, 0f64, 0f64, 0usize);
-        for (&x, &w) in input.row(t).iter().zip(w) {
-            let product = f64::from(x) * f64::from(w);
-            // A product that f32 holds is not rounded, nor is a sum that did not change.
-            if product as f32 as f64 != product {
-                squares += product * product;
-                size += product.abs();
-            }
-            let before = sum;
-            sum += product;
-            if before != 0.0 && product != 0.0 {
-                squares += sum * sum;
-                size += sum.abs();
-                roundings += 1;
-            }
-        }
-        let last = if roundings > 0 { rounding(sum) - MEAN_ROUNDING * U * U * sum * sum } else { 0.0 };
+    let side = |first: usize, i: usize| -> Side {
+        std::array::from_fn(|t| match first + t {
+            t if t < input.tokens => f64::from(input.row(t)[i]),
+            _ => 0.0,
+        })
+    };
+    let blocks: Vec<Vec<Side>> = (0..input.tokens)
+        .step_by(SIDE_BY_SIDE)
+        .map(|first| (0..input.inner).map(|i| side(first, i)).collect())
+        .collect();
+    let sums = |_, row: &[f32]| Ok(blocks.iter().map(|x| f32_sums(x, row)).collect::<Vec<_>>());
+    columns(input, w, sums, |t, sums| {
+        let [sum, squares, size, rounded] = sums[t / SIDE_BY_SIDE].map(|side| side[t % SIDE_BY_SIDE]);
+        let last = if rounded > 0.0 { rounding(sum) - MEAN_ROUNDING * U * U * sum * sum } else { 0.0 };
         let variance = (MEAN_ROUNDING * U * U * squares + last).max(0.0);
         Element { r: sum, variance, bound: 1.5 * U * size + ulp(sum) }
     })
 }
 
+/// Token rows whose sums run side by side.
+const SIDE_BY_SIDE: usize = 8;
+
+/// A value of each of eight token rows.
+type Side = [f64; SIDE_BY_SIDE];
+
+/// Of eight token rows and a weight row: the sum of the products, left to right; the squares and the sizes of
+/// all that f32 arithmetic rounds on the way; and 1 where a sum was rounded at all.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2", "x86_64+avx2"))]
+fn f32_sums(x: &[Side], w: &[f32]) -> [Side; 4] {
+    let [mut sum, mut squares, mut size, mut rounded] = [[0.0; SIDE_BY_SIDE]; 4];
+    for (x, &w) in x.iter().zip(w) {
+        let w = f64::from(w);
+        for t in 0..SIDE_BY_SIDE {
+            let product = x[t] * w;
+            // A product that f32 holds is not rounded, nor is a sum that did not change.
+            let off = if f64::from(product as f32) == product { 0.0 } else { product };
+            let adds = (sum[t] != 0.0) & (product != 0.0);
+            sum[t] += product;
+            let partial = if adds { sum[t] } else { 0.0 };
+            squares[t] = squares[t] + off * off + partial * partial;
+            size[t] = size[t] + off.abs() + partial.abs();
+            rounded[t] = if adds { 1.0 } else { rounded[t] };
+        }
+    }
+    [sum, squares, size, rounded]
+}
+
 /// Sums in any order: off by at most `u · in · Σ |p|`.
 fn host_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinite> {
-    columns(input, w, |t, _, w| {
+    let stored = |_, row: &[f32]| Ok(row.to_vec());
+    columns(input, w, stored, |t, w| {
         let (mut sum, mut size) = (0f64, 0f64);
         for (&x, &w) in input.row(t).iter().zip(w) {
             sum += f64::from(x) * f64::from(w);
@@ -149,17 +188,18 @@ fn host_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinit
 }
 
 fn int8_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinite> {
-    let image = int8_image(&w.weight)?;
     let mut codes = vec![0i8; input.flat.len()];
     let scales: Vec<f32> = (0..input.tokens)
         .map(|t| int8_row(input.row(t), &mut codes[t * input.inner..][..input.inner]))
         .collect();
-    columns(input, w, |t, o, _| {
-        let (a, w) =
-            (&codes[t * input.inner..][..input.inner], &image.codes[o * input.inner..][..input.inner]);
-        // Exact in i32 up to 133144 inputs, and summed in vectors.
-        let count: i32 = a.iter().zip(w).map(|(&a, &w)| i32::from(a) * i32::from(w)).sum();
-        let (sa, sw) = (f64::from(scales[t]), f64::from(image.scales[o]));
+    let image = |_, row: &[f32]| {
+        let mut codes = vec![0i8; row.len()];
+        let scale = int8_weights(row, &mut codes);
+        Ok((codes, scale))
+    };
+    columns(input, w, image, |t, (image, scale)| {
+        let count = int8_dot(&codes[t * input.inner..][..input.inner], image);
+        let (sa, sw) = (f64::from(scales[t]), f64::from(*scale));
         let count = f64::from(count);
         let r = count * sa * sw;
         // f32(C), then · sA, then · sW; an integer below 2^24 is not rounded, nor is 0.
@@ -174,6 +214,9 @@ fn int8_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinit
     })
 }
 
+/// Outputs whose sums are made together, so that a thread holds few rows at a time.
+const OUTPUTS_A_TASK: usize = 16;
+
 /// Where the activations' codes are not known their rounding is part of the spread, and the weights'
 /// where the truth is the package:
 ///
@@ -186,21 +229,52 @@ fn spread_columns(
     product: Product,
     truth: Truth,
 ) -> Result<Vec<Vec<Element>>, NonFinite> {
-    let image = decoded_image(&w.weight, product)?;
+    let (tokens, inner) = (input.tokens, input.inner);
     let rounding_of: Vec<Vec<f64>> =
-        (0..input.tokens).map(|t| quantised::activation_variance(input.row(t), product)).collect();
-    columns(input, w, |t, o, stored| {
-        let image = &image[o * input.inner..][..input.inner];
-        let (mut r, mut variance) = (0f64, 0f64);
-        for i in 0..input.inner {
-            let x = f64::from(input.row(t)[i]);
-            let w = if truth == Truth::Image { image[i] } else { f64::from(stored[i]) };
-            r += x * w;
-            variance += w * w * rounding_of[t][i] + (x * (image[i] - w)).powi(2);
+        (0..tokens).map(|t| quantised::activation_variance(input.row(t), product)).collect();
+    let values = Blocks::new(tokens, inner, |t, i| f64::from(input.row(t)[i]));
+    let squares = Blocks::new(tokens, inner, |t, i| f64::from(input.row(t)[i]).powi(2));
+    let rounded = Blocks::new(tokens, inner, |t, i| rounding_of[t][i]);
+    let inherited = Blocks::new(tokens, inner, |t, i| input.x.variance_at(t * inner + i));
+    let square = |row: &[f64]| row.iter().map(|w| w * w).collect::<Vec<f64>>();
+    let starts: Vec<usize> = (0..w.weight.out()).step_by(OUTPUTS_A_TASK).collect();
+    let tasks = starts.into_par_iter().map(|start| {
+        let outputs = start..(start + OUTPUTS_A_TASK).min(w.weight.out());
+        let (mut stored, mut image) = (Vec::new(), Vec::new());
+        let mut row = vec![0f32; inner];
+        for o in outputs.clone() {
+            w.weight.decode(o, &mut row)?;
+            stored.extend(row.iter().map(|&w| f64::from(w)));
+            image.extend(image_row(&w.weight, o, &row, product)?.into_iter().map(f64::from));
         }
-        variance += quantised::sum_variance(r, input.inner, product);
-        Element { r, variance, bound: 12.0 * variance.sqrt() + ulp(r) }
-    })
+        let weights = if truth == Truth::Image { &image } else { &stored };
+        let products = |x: &Blocks, w: &[f64]| {
+            let mut y = vec![0f64; outputs.len() * tokens];
+            x.products(w, &mut y);
+            y
+        };
+        let r = products(&values, weights);
+        let mut variance = products(&rounded, &square(weights));
+        if truth == Truth::Package {
+            let off: Vec<f64> = image.iter().zip(&stored).map(|(image, w)| image - w).collect();
+            let of_weights = products(&squares, &square(&off));
+            variance.iter_mut().zip(of_weights).for_each(|(v, of_weights)| *v += of_weights);
+        }
+        let carried = match input.x.variance {
+            Some(_) => products(&inherited, &square(&stored)),
+            None => vec![0.0; r.len()],
+        };
+        let element = |n: usize| {
+            let variance = variance[n] + quantised::sum_variance(r[n], inner, product);
+            Element { r: r[n], variance, bound: 12.0 * variance.sqrt() + ulp(r[n]) }
+        };
+        let column = |at: usize| {
+            let bias = w.bias.as_ref().map(|b| b[start + at]);
+            (at * tokens..(at + 1) * tokens).map(|n| element(n).finish(bias, carried[n])).collect()
+        };
+        Ok((0..outputs.len()).map(column).collect())
+    });
+    Ok(tasks.collect::<Result<Vec<Vec<Vec<Element>>>, NonFinite>>()?.concat())
 }
 
 #[cfg(test)]

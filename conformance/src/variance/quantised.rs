@@ -18,7 +18,7 @@
 use super::linear::{Element, Input, columns};
 use super::{rounding, ulp};
 use crate::contract::{
-    BLOCK, Declared, Float, GROUP, Product, Rounding, bf16, block, decoded_image, int8_row, q4_row,
+    BLOCK, Declared, Float, GROUP, Product, Rounding, bf16, block, image_row, int8_row, q4_row,
 };
 use crate::emulate::block_sums;
 use spec::NonFinite;
@@ -131,9 +131,9 @@ pub fn w4a8_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonF
             (codes, scales)
         })
         .collect();
-    let coded = (0..w.weight.out()).map(|o| q4_row(&w.weight, o, false)).collect::<Result<Vec<_>, _>>()?;
-    columns(input, w, |t, o, _| {
-        let (row, mut sum) = (&coded[o], Sum::new(Float::F32, Rounding::NearestEven));
+    let coded = |o: usize, _: &[f32]| q4_row(&w.weight, o, false);
+    columns(input, w, coded, |t, row| {
+        let mut sum = Sum::new(Float::F32, Rounding::NearestEven);
         let (codes, scales) = &rows[t];
         for (g, (a, q)) in codes.chunks(GROUP).zip(row.codes.chunks(GROUP)).enumerate() {
             let (i1, i2) = block_sums(a, q, row.offset);
@@ -156,15 +156,14 @@ pub fn w4a8_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonF
 
 /// `t ← t + a · w` in tiles of 32, then `acc ← acc + t`, every operation rounded.
 pub fn w4a16_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, NonFinite> {
-    let image = decoded_image(&w.weight, Product::W4A16)?;
+    let image = |o: usize, stored: &[f32]| image_row(&w.weight, o, stored, Product::W4A16);
     let rows: Vec<Vec<f64>> =
         (0..input.tokens).map(|t| input.row(t).iter().map(|&x| f64::from(bf16(x))).collect()).collect();
-    columns(input, w, |t, o, _| {
+    columns(input, w, image, |t, w| {
         let mut sum = Sum::new(Float::F32, Rounding::NearestEven);
-        let w = &image[o * input.inner..][..input.inner];
         for (x, w) in rows[t].chunks(GROUP).zip(w.chunks(GROUP)) {
             let mut tile = Sum::new(Float::F32, Rounding::NearestEven);
-            x.iter().zip(w).for_each(|(x, w)| tile.add(x * w));
+            x.iter().zip(w).for_each(|(x, &w)| tile.add(x * f64::from(w)));
             sum.add_rounded(tile.value, tile.variance, tile.bound);
         }
         sum.element()
@@ -177,15 +176,20 @@ pub fn bfp16_columns(input: &Input, w: &Linear) -> Result<Vec<Vec<Element>>, Non
     let rows: Vec<_> = (0..input.tokens)
         .map(|t| blocks(&input.row(t).iter().map(|&x| bf16(x)).collect::<Vec<_>>()))
         .collect();
-    columns(input, w, |t, _, w| {
-        let mut sum = Sum::new(Float::F32, Rounding::NearestEven);
-        for ((ma, ea), (mw, ew)) in rows[t].iter().zip(blocks(w)) {
-            let i: i32 = ma.iter().zip(mw).map(|(&a, w)| i32::from(a) * i32::from(w)).sum();
-            let unit = libm::ldexp(1.0, i32::from(*ea) + i32::from(ew) - 266);
-            sum.add(f64::from(i) * unit);
-        }
-        sum.element()
-    })
+    columns(
+        input,
+        w,
+        |_, row: &[f32]| Ok(blocks(row)),
+        |t, w| {
+            let mut sum = Sum::new(Float::F32, Rounding::NearestEven);
+            for ((ma, ea), (mw, ew)) in rows[t].iter().zip(w) {
+                let i: i32 = ma.iter().zip(mw).map(|(&a, &w)| i32::from(a) * i32::from(w)).sum();
+                let unit = libm::ldexp(1.0, i32::from(*ea) + i32::from(*ew) - 266);
+                sum.add(f64::from(i) * unit);
+            }
+            sum.element()
+        },
+    )
 }
 
 /// `acc ← round(acc + Σ_tile x · w)`, then the output's rounding.
@@ -193,10 +197,11 @@ pub fn declared_columns(input: &Input, w: &Linear, d: Declared) -> Result<Vec<Ve
     let nearest = |float: Float, x: f32| f64::from(float.round(x, Rounding::NearestEven));
     let rows: Vec<Vec<f64>> =
         (0..input.tokens).map(|t| input.row(t).iter().map(|&x| nearest(d.input, x)).collect()).collect();
-    let mut all = columns(input, w, |t, _, stored| {
+    let image = |_, row: &[f32]| Ok(row.iter().map(|&w| nearest(d.weight, w)).collect::<Vec<f64>>());
+    let mut all = columns(input, w, image, |t, w| {
         let mut sum = Sum::new(d.accumulator, d.rounding);
-        for (x, w) in rows[t].chunks(d.tile).zip(stored.chunks(d.tile)) {
-            sum.add(x.iter().zip(w).map(|(x, &w)| x * nearest(d.weight, w)).sum());
+        for (x, w) in rows[t].chunks(d.tile).zip(w.chunks(d.tile)) {
+            sum.add(x.iter().zip(w).map(|(x, w)| x * w).sum());
         }
         sum.element()
     })?;
