@@ -55,9 +55,7 @@ pub fn figure(
     };
     let rows: Option<Box<dyn Rows>> = match tiled {
         true => tiles(&stored).map(|rows| Box::new(rows) as Box<dyn Rows>),
-        false => {
-            BlockRows::new(stored.into(), ty, OUT, INNER).map(|rows| Box::new(rows) as Box<dyn Rows>)
-        }
+        false => BlockRows::new(stored.into(), ty, OUT, INNER).map(|rows| Box::new(rows) as Box<dyn Rows>),
     };
     let rows = rows.ok_or_else(|| BenchError::Usage(format!("{} has no decoder", ty.name())))?;
     let decode = |values: &mut [f32]| {
@@ -71,8 +69,7 @@ pub fn figure(
         Ok(hash) => hash,
         Err(error) => return Ok(spec.not_measured(error.to_string())),
     };
-    let timed =
-        interleaved(pairs, || peer.seconds(), || Ok::<_, PeerError>(seconds(|| decode(&mut values))));
+    let timed = interleaved(pairs, || peer.seconds(), || Ok::<_, PeerError>(seconds(|| decode(&mut values))));
     let mut timed = match timed {
         Ok(timed) => timed,
         Err(error) => return Ok(spec.not_measured(error.to_string())),
@@ -98,8 +95,7 @@ fn blocks(ty: GgmlType, out: usize) -> Vec<u8> {
     const SCALE: [u8; 2] = 0x2000u16.to_le_bytes();
     let mut random = SplitMix64::new(10);
     let count = out * INNER / ty.block_values();
-    let mut bytes: Vec<u8> =
-        (0..count * ty.block_bytes()).map(|_| random.below(256) as u8).collect();
+    let mut bytes: Vec<u8> = (0..count * ty.block_bytes()).map(|_| random.below(256) as u8).collect();
     let scales: &[usize] = match ty {
         GgmlType::Q6_K => &[208],
         GgmlType::Q4_K | GgmlType::Q4_1 => &[0, 2],

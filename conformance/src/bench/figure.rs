@@ -173,7 +173,8 @@ pub fn interleaved<E>(
     mut over: impl FnMut() -> Result<f64, E>,
     mut under: impl FnMut() -> Result<f64, E>,
 ) -> Result<Timed, E> {
-    (over()?, under()?);
+    over()?;
+    under()?;
     let mut pair = |n: usize| {
         if n.is_multiple_of(2) {
             let over = over()?;

@@ -127,11 +127,8 @@ pub fn one_row(spec: &Spec, engine: Engine, kernel: Kernel, pairs: usize) -> Res
     )?;
     let (read, product) = timed.medians();
     let gigabytes = image.bytes() as f64 / 1e9;
-    let rates = format!(
-        "{:.1} GB/s, read {:.1} GB/s over {gigabytes:.2} GB",
-        gigabytes / product,
-        gigabytes / read
-    );
+    let rates =
+        format!("{:.1} GB/s, read {:.1} GB/s over {gigabytes:.2} GB", gigabytes / product, gigabytes / read);
     Ok(Figure { rates: Some(rates), ..spec.judge(&timed) })
 }
 

@@ -100,8 +100,17 @@ fn process_ticks(stat: &str) -> Option<f64> {
 
 /// Bytes of memory that this process held at most: `VmHWM`, mapped files included.
 pub fn peak_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    of_status(&std::fs::read_to_string("/proc/self/status").ok()?, "VmHWM:")
+}
+
+/// Bytes of memory that this process holds now and that no file backs: `RssAnon`.
+pub fn private_bytes() -> Option<u64> {
+    of_status(&std::fs::read_to_string("/proc/self/status").ok()?, "RssAnon:")
+}
+
+/// Bytes of a line `NAME: N kB`.
+fn of_status(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find(|line| line.starts_with(name))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
@@ -122,5 +131,13 @@ mod tests {
     fn a_name_with_brackets_and_blanks_is_skipped() {
         assert_eq!(process_ticks("42 (a) 1 (b) S 1 2 3 4 5 6 7 8 9 10 7 8 9 10 20 0"), Some(34.0));
         assert_eq!(process_ticks("42 (a) S 1 2"), None);
+    }
+
+    #[test]
+    fn memory_is_counted_in_kib() {
+        let status = "Name:\tkarat\nVmHWM:\t    2048 kB\nRssAnon:\t    1024 kB\n";
+        assert_eq!(of_status(status, "VmHWM:"), Some(2 << 20));
+        assert_eq!(of_status(status, "RssAnon:"), Some(1 << 20));
+        assert_eq!(of_status(status, "VmSwap:"), None);
     }
 }

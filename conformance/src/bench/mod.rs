@@ -17,10 +17,10 @@ pub use figure::{Figure, Verdict};
 pub use kernels::Probes;
 pub use machine::Machine;
 
+use device::DeviceError;
 use device::engine::{Engine, LaunchError};
 use device::pack::PackError;
 use device::simd::{Kernel, KernelError, UnsupportedKernel};
-use device::DeviceError;
 use serde::Serialize;
 use spec::{ConfigError, LoadError, NonFinite};
 
@@ -110,8 +110,7 @@ fn figures() -> Vec<(&'static str, Measure)> {
         (statistics::NUMPY.id, Box::new(|o, _| Ok(statistics::against_numpy(&o.python, o.pairs)))),
     ];
     for (spec, ty, tiled) in decoding::FORMATS {
-        let measure: Measure =
-            Box::new(move |o, _| decoding::figure(&spec, ty, tiled, &o.python, o.pairs));
+        let measure: Measure = Box::new(move |o, _| decoding::figure(&spec, ty, tiled, &o.python, o.pairs));
         all.push((spec.id, measure));
     }
     all.push((resident::RESIDENT.id, Box::new(|o, _| resident::figure(o.pairs))));
@@ -174,6 +173,8 @@ mod tests {
         assert_eq!(ids(&["s1", "S3"]).unwrap(), ["S1", "S1@16", "S3"]);
         assert_eq!(ids(&["S10@q4nx"]).unwrap(), ["S10@q4nx"]);
         assert_eq!(ids(&[]).unwrap().len(), 13);
-        assert!(ids(&["S99"]).unwrap_err().to_string().starts_with("no figure is called S99; there are S1, "));
+        assert!(
+            ids(&["S99"]).unwrap_err().to_string().starts_with("no figure is called S99; there are S1, ")
+        );
     }
 }

@@ -49,6 +49,10 @@ pub struct Run {
     /// Bytes held at most, mapped pages of the weight file included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<u64>,
+    /// Bytes held at the end that no file backs: for the reference its state and workspace, for the NPU path
+    /// the images as well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub private_bytes: Option<u64>,
     /// Bytes of the weight file, or of the packed images of the NPU path.
     pub weight_bytes: u64,
     /// Bytes of keys, values and recurrent state of the whole run.
@@ -56,9 +60,11 @@ pub struct Run {
 }
 
 impl Run {
-    /// Peak memory over what must be held: weights and state.
+    /// Memory over what must be held, weights and state: the peak of the reference, which maps its weights; of
+    /// the NPU path, which packed its own, what no file backs.
     pub fn memory_ratio(&self) -> Option<f64> {
-        Some(self.peak_bytes? as f64 / (self.weight_bytes + self.state_bytes) as f64)
+        let held = if self.subject == "reference" { self.peak_bytes } else { self.private_bytes };
+        Some(held? as f64 / (self.weight_bytes + self.state_bytes) as f64)
     }
 }
 
@@ -130,10 +136,8 @@ pub fn run(
     let gain = |kind: usize| {
         median(&times.iter().map(|round| round[0][kind] / round[counts.len() - 1][kind]).collect::<Vec<_>>())
     };
-    let (peak_bytes, weight_bytes) = (
-        machine::peak_bytes(),
-        npu.as_ref().map_or(weight_bytes, |npu| npu.resident().bytes() as u64),
-    );
+    let (peak_bytes, private_bytes) = (machine::peak_bytes(), machine::private_bytes());
+    let weight_bytes = npu.as_ref().map_or(weight_bytes, |npu| npu.resident().bytes() as u64);
     if npu.is_some() {
         // The state of the two paths holds the same tensors.
         reference_round(loaded, prompt, steps, &mut state_bytes)?;
@@ -148,6 +152,7 @@ pub fn run(
         speeds: speeds.collect(),
         thread_gain: (counts.len() > 1 && times.len() >= PAIRS).then(|| [gain(0), gain(1)]),
         peak_bytes,
+        private_bytes,
         weight_bytes,
         state_bytes,
     })
@@ -221,9 +226,11 @@ mod tests {
             speeds: vec![],
             thread_gain: None,
             peak_bytes: Some(1150),
+            private_bytes: Some(250),
             weight_bytes: 900,
             state_bytes: 100,
         };
         assert_eq!(run.memory_ratio(), Some(1.15));
+        assert_eq!(Run { subject: "npu:int8".into(), ..run }.memory_ratio(), Some(0.25));
     }
 }

@@ -53,8 +53,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         Some(package) if args.here => return here(args, package),
         Some(package) => of_package(args, package)?,
         None => {
-            let options =
-                Options { only: args.only.clone(), pairs: args.pairs, python: args.python.clone() };
+            let options = Options { only: args.only.clone(), pairs: args.pairs, python: args.python.clone() };
             let bar = ProgressBar::no_length();
             bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("the template is valid"));
             let report = measure(&options, |id| {
@@ -180,11 +179,8 @@ fn text(report: &Report) -> String {
 }
 
 fn package_text(text: &mut String, package: &str, run: &Run) {
-    let _ = writeln!(
-        text,
-        "{package} · {} · prompt of {} tokens, {} steps",
-        run.subject, run.prompt, run.steps
-    );
+    let _ =
+        writeln!(text, "{package} · {} · prompt of {} tokens, {} steps", run.subject, run.prompt, run.steps);
     for speed in &run.speeds {
         let plural = if speed.threads == 1 { "" } else { "s" };
         let _ = writeln!(
@@ -197,11 +193,13 @@ fn package_text(text: &mut String, package: &str, run: &Run) {
         let _ = writeln!(text, "  all threads over one: prefill {prefill:.2}, decode {decode:.2}");
     }
     let mb = |bytes: u64| bytes as f64 / 1e6;
-    if let (Some(peak), Some(ratio)) = (run.peak_bytes, run.memory_ratio()) {
+    if let (Some(peak), Some(private), Some(ratio)) = (run.peak_bytes, run.private_bytes, run.memory_ratio())
+    {
         let _ = writeln!(
             text,
-            "  peak memory {:.1} MB: {ratio:.2} x weights {:.1} MB + state {:.1} MB",
+            "  memory {:.1} MB at most with mapped files, {:.1} MB without; {ratio:.2} x weights {:.1} MB + state {:.1} MB",
             mb(peak),
+            mb(private),
             mb(run.weight_bytes),
             mb(run.state_bytes)
         );
@@ -210,7 +208,8 @@ fn package_text(text: &mut String, package: &str, run: &Run) {
 
 fn machine_text(text: &mut String, m: &Machine) {
     if let Some([before, after]) = m.load {
-        let busy = m.others_busy.map_or(String::new(), |busy| format!(", others kept {busy:.2} processors busy"));
+        let busy =
+            m.others_busy.map_or(String::new(), |busy| format!(", others kept {busy:.2} processors busy"));
         let _ = writeln!(text, "machine load {before:.1} before, {after:.1} after{busy}");
     }
     if !m.quiet {
