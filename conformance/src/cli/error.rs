@@ -56,6 +56,9 @@ pub enum CliError {
     /// Vectors that cannot be written or judged.
     #[error(transparent)]
     Vectors(#[from] VectorsError),
+    /// A measurement that was not possible.
+    #[error(transparent)]
+    Bench(#[from] crate::bench::BenchError),
     /// A file that cannot be read or written.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
