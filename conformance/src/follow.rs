@@ -5,7 +5,7 @@
 use crate::contract::{Contract, decoded_image};
 use crate::judge::{Budget, SiteResult, judge, rows_and_columns};
 use crate::mutants::History;
-use crate::mutants::explain::{Explanation, explain};
+use crate::mutants::explain::{Explanation, Hidden, explain, explain_attention};
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use reference::{Call, Ops, Tensor};
 use spec::{NonFinite, Site};
@@ -49,6 +49,8 @@ pub struct Follow<'a> {
     pub spans: Vec<(Site, Option<Site>)>,
     /// The last exposed site, and whether sites behind it were not exposed.
     gap: (Option<Site>, bool),
+    /// The steps of attention before its context, where the subject shows none of them.
+    hidden: Option<Hidden>,
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
     /// What the subject computed so far, or the reference where it does not show it.
@@ -81,6 +83,7 @@ impl<'a> Follow<'a> {
             not_exposed,
             spans: Vec::new(),
             gap: (None, false),
+            hidden: None,
             explanation: None,
             history: History::new(),
             error: None,
@@ -121,6 +124,26 @@ impl<'a> Follow<'a> {
         Ok(())
     }
 
+    /// Keeps the steps of attention that the subject does not show.
+    fn note_hidden(&mut self, at: Site, call: &Call<Bounded>) {
+        if self.taps.contains_key(&at) {
+            return;
+        }
+        match call {
+            Call::AttnScores { q, k, scale, softcap } => {
+                let (q, k) = (q.value.clone(), k.value.clone());
+                self.hidden =
+                    Some(Hidden { scores_at: at, q, k, scale: *scale, softcap: *softcap, probs: None });
+            }
+            Call::AttnProbs { mask, sinks, .. } => {
+                if let Some(hidden) = &mut self.hidden {
+                    hidden.probs = Some((at, *mask, sinks.cloned()));
+                }
+            }
+            _ => {}
+        }
+    }
+
     fn compare(&mut self, at: Site, call: &Call<Bounded>, subject: &Tensor, expected: &Expected) {
         let name = format!("{}.{at}", self.pass);
         if !(self.judged)(&name) {
@@ -141,7 +164,11 @@ impl<'a> Follow<'a> {
         }
         if result.verdict == crate::judge::Verdict::Failed && self.explain {
             self.explain = false;
-            self.explanation = explain(at, call, subject, self.contract, &self.history);
+            let (contract, history) = (self.contract, &self.history);
+            self.explanation = match &self.hidden {
+                Some(hidden) => explain_attention(hidden, at, call, subject, contract, history),
+                None => explain(at, call, subject, contract, history),
+            };
         }
         self.results.push(result);
     }
@@ -161,9 +188,11 @@ impl Ops for Follow<'_> {
                 return poisoned(&call);
             }
         };
+        self.note_hidden(at, &call);
         match self.taps.get(&at) {
             Some(subject) => {
                 self.compare(at, &call, subject, &expected);
+                self.hidden = None;
                 self.gap = (Some(at), false);
                 if self.view == View::Own && fits(subject, &expected) {
                     let continued = continued(subject, expected);

@@ -139,3 +139,39 @@ fn a_probe_names_the_map_and_the_stride() {
     assert!(text.contains("identity with dead elements; inputs 32 to 39 are dead"), "{text}");
     assert!(text.contains("................................00000000"), "{text}");
 }
+
+#[test]
+fn every_engine_shows_what_it_declares() {
+    for subject in ["npu", "npu:f32", "npu:w4a8", "npu:w4a16", "npu:bfp16"] {
+        let args = ["probe", "--subject", subject, "--shape", "40x24", "--infer-contract"];
+        let (code, report) = json(&args);
+        assert_eq!(
+            (code, &report["contract"]["contradictions"]),
+            (0, &serde_json::json!([])),
+            "{subject}: {report}"
+        );
+    }
+}
+
+/// The int8 engine under the contract of blocks: other operands, another sum.
+#[test]
+fn a_wrong_declaration_is_contradicted() {
+    let (code, report) = json(&["probe", "--subject", "npu", "--contract", "bfp16", "--infer-contract"]);
+    assert_eq!((code, &report["verdict"]), (1, &"FAILED".into()));
+    let found = &report["contract"]["contradictions"][0];
+    assert_eq!(found["fact"], "input");
+    assert_eq!(found["found"], "128 levels from 0 to the largest of a row");
+    assert_eq!(found["declared"], "128 levels from 0 to the largest of 8 values");
+}
+
+#[test]
+fn a_probe_draws_a_picture() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("map.svg");
+    let args = ["probe", "--shape", "40x24", "--mutate", "lin-k-tail:32", "--svg", file.to_str().unwrap()];
+    assert_eq!(karat(&args).0, 1);
+    let svg = std::fs::read_to_string(file).unwrap();
+    // 24 outputs by 40 inputs, one square each; 8 inputs of every output are dead, and black.
+    assert_eq!((svg.matches("<rect").count(), svg.matches("#222222").count()), (24 * 40, 24 * 8));
+    assert!(svg.starts_with("<svg xmlns=") && svg.trim_end().ends_with("</svg>"));
+}

@@ -6,7 +6,10 @@
 
 mod blind;
 pub mod catalogue;
+mod coverage;
 pub mod report;
+
+pub use coverage::{Covered, Sight};
 
 use crate::contract::Contract;
 use crate::emulate::Emulate;
@@ -97,6 +100,8 @@ pub struct Audit {
     pub equivalents: Vec<Same>,
     /// Mutants that apply to no site.
     pub not_applicable: Vec<NotApplicable>,
+    /// Every op by shape, format and layer: whether a mistake in it would be seen.
+    pub coverage: Vec<Covered>,
 }
 
 impl Audit {
@@ -133,6 +138,7 @@ pub fn audit(
         tokens: prompt.len(),
         history: History::new(),
         found: BTreeMap::new(),
+        places: BTreeMap::new(),
         asked: BTreeSet::new(),
         error: None,
     };
@@ -146,7 +152,9 @@ pub fn audit(
             return Err(error);
         }
     }
-    Ok(collect(package, ops.found))
+    let mut audit = collect(package, ops.found);
+    audit.coverage = coverage::table(package, &ops.places, &audit);
+    Ok(audit)
 }
 
 /// The passes of an honest run, and the number of tests that judging all of it makes.
@@ -180,6 +188,8 @@ struct AuditOps<'a> {
     tokens: usize,
     history: History,
     found: BTreeMap<(usize, Site), Found>,
+    /// The op at each site.
+    places: BTreeMap<Site, coverage::Placed>,
     /// Mutants whose diagnosis has been asked for.
     asked: BTreeSet<usize>,
     error: Option<NonFinite>,
@@ -240,6 +250,7 @@ impl Ops for AuditOps<'_> {
 
     fn run(&mut self, at: Site, call: Call<'_, Tensor>) -> Tensor {
         let value = self.honest.value(at, &call);
+        self.places.entry(at).or_insert_with(|| coverage::Placed::of(&call, &value));
         if self.error.is_none()
             && let Err(error) = self.try_all(at, &call, &value)
         {

@@ -54,6 +54,13 @@ pub(super) const CASES: &[Line] = &[
         windowed,
     ),
     line(
+        "attn_probs/far_window",
+        "a window that is wrong far into a text",
+        Structure,
+        &[("heads", 2), ("tokens", 2), ("before", 99_999)],
+        windowed,
+    ),
+    line(
         "attn_probs/realistic",
         "exp without the maximum, sums over padding",
         Rounding,

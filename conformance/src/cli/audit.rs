@@ -3,7 +3,11 @@
 use super::load::{contract, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome};
 use crate::audit::{Audit, audit, catalogue, report};
+use crate::passes::Pass;
+use crate::subject::{NpuSubject, Subject};
+use crate::verify::Loaded;
 use fixtures::seeded;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// Arguments of `audit`.
@@ -24,6 +28,9 @@ pub struct Args {
     /// Pass over this unknown config key.
     #[arg(long, value_name = "KEY")]
     allow_unknown: Vec<String>,
+    /// Print what can be seen of every op, by shape, format and layer, in the place of the survivors.
+    #[arg(long)]
+    coverage: bool,
     /// Print the catalogue of mutants, in Markdown, and audit nothing.
     #[arg(long)]
     catalogue: bool,
@@ -55,18 +62,30 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         };
         for prompt in prompts {
             let found = audit(&loaded.name, &loaded.model, &prompt, args.tokens, &contract);
-            let found = found.map_err(|source| crate::verify::VerifyError::Weights {
+            let mut found = found.map_err(|source| crate::verify::VerifyError::Weights {
                 package: loaded.name.clone(),
                 source,
             })?;
+            if let Ok(engine) = contract.name.parse::<device::Engine>() {
+                found.expose(&exposed(&loaded, &prompt, engine));
+            }
             audits.push(found);
         }
     }
     let text = match format {
         Format::Json => report::json(&audits),
+        _ if args.coverage => report::coverage(&audits),
         _ => report::text(&audits),
     };
     Ok(Outcome { report: text, code: code(&audits) })
+}
+
+/// The sites that the NPU path shows of a prompt; none where it does not run the model.
+fn exposed(loaded: &Loaded, prompt: &[u32], engine: device::Engine) -> BTreeSet<String> {
+    let pass = Pass { name: "prefill".into(), ids: prompt.to_vec() };
+    let path = NpuSubject::new(&loaded.config, &loaded.weights, engine, Default::default());
+    let taps = path.and_then(|mut path| path.pass(&pass)).unwrap_or_default();
+    taps.keys().map(ToString::to_string).collect()
 }
 
 /// 3 where a mutant that can be made is shown by none.
