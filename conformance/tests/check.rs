@@ -175,3 +175,18 @@ fn a_probe_draws_a_picture() {
     assert_eq!((svg.matches("<rect").count(), svg.matches("#222222").count()), (24 * 40, 24 * 8));
     assert!(svg.starts_with("<svg xmlns=") && svg.trim_end().ends_with("</svg>"));
 }
+
+/// Far into a text, and after a thousand steps of a recurrence: without a prompt of that length.
+#[test]
+fn long_ranges_are_judged_from_a_start() {
+    for (case, mutant) in [
+        ("rope_table/far", "rope-position-offset:restart"),
+        ("attn_probs/far_window", "mask-window-off-by-one:wide"),
+        ("gdn_core/thousand_steps", "num-state-bf16"),
+    ] {
+        let (code, report) = json(&["check", "--case", case, "--subject", "emulate:f32"]);
+        assert_eq!((code, &report["verdict"]), (0, &"PASSED".into()), "{case}");
+        let (code, report) = json(&["check", "--case", case, "--mutate", mutant]);
+        assert_eq!((code, &report["verdict"]), (1, &"FAILED".into()), "{case} under {mutant}: {report}");
+    }
+}

@@ -44,7 +44,7 @@ pub struct Covered {
     /// What can be seen of it.
     pub sight: Sight,
     /// Its layers; those outside of layers are left out.
-    pub layers: Vec<usize>,
+    pub layers: Vec<u32>,
     /// Its sites by name.
     pub sites: Vec<&'static str>,
     /// Mutants at these sites, equivalents not counted.
@@ -137,8 +137,12 @@ impl Covered {
         let mut words: Vec<String> = Vec::new();
         let mut rest = &self.layers[..];
         while let Some(&first) = rest.first() {
-            let run = rest.iter().enumerate().take_while(|(n, layer)| **layer == first + n).count();
-            words.push(if run == 1 { first.to_string() } else { format!("{first}-{}", first + run - 1) });
+            let run = rest.iter().enumerate().take_while(|(n, layer)| **layer == first + *n as u32).count();
+            words.push(if run == 1 {
+                first.to_string()
+            } else {
+                format!("{first}-{}", first + run as u32 - 1)
+            });
             rest = &rest[run..];
         }
         if words.is_empty() { "outside".to_string() } else { words.join(", ") }
@@ -151,7 +155,7 @@ impl Audit {
     pub fn expose(&mut self, exposed: &BTreeSet<String>) {
         for row in &mut self.coverage {
             let site = |name: &&'static str| {
-                let layers = row.layers.iter().map(|layer| Site::layer(*layer, name));
+                let layers = row.layers.iter().map(|layer| Site::layer(*layer as usize, name));
                 layers.chain([Site::model(name)]).any(|site| exposed.contains(&site.to_string()))
             };
             if !row.sites.iter().any(|name| site(name)) {
@@ -165,7 +169,7 @@ impl Audit {
 mod tests {
     use super::*;
 
-    fn row(layers: &[usize]) -> Covered {
+    fn row(layers: &[u32]) -> Covered {
         Covered {
             package: "p".into(),
             op: "linear",

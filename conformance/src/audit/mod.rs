@@ -12,6 +12,8 @@ pub mod report;
 pub use coverage::{Covered, Sight};
 
 use crate::contract::Contract;
+use crate::draft::Pair;
+use crate::draft::judge::Ground;
 use crate::emulate::Emulate;
 use crate::follow::budget;
 use crate::golden_gate::argmax;
@@ -130,31 +132,41 @@ pub fn audit(
     contract: &Contract,
 ) -> Result<Audit, NonFinite> {
     let (passes, budget) = plan(model, prompt, steps)?;
-    let mut ops = AuditOps {
-        honest: Emulate::new(contract),
-        contract,
-        budget,
-        pass: String::new(),
-        tokens: prompt.len(),
-        history: History::new(),
-        found: BTreeMap::new(),
-        places: BTreeMap::new(),
-        asked: BTreeSet::new(),
-        error: None,
-    };
+    let mut ops = AuditOps::new(contract, budget, prompt.len());
     let mut state = model.fresh::<Tensor>();
     for pass in passes {
-        ops.pass = pass.name;
-        ops.history.clear();
+        ops.begin(pass.name);
         model.pass(&mut ops, &mut state, &pass.ids);
-        ops.honest.check()?;
-        if let Some(error) = ops.error.take() {
-            return Err(error);
-        }
+        ops.check()?;
     }
-    let mut audit = collect(package, ops.found);
-    audit.coverage = coverage::table(package, &ops.places, &audit);
-    Ok(audit)
+    Ok(ops.finish(package))
+}
+
+/// Audits the draft of a pair: a block behind each of `anchors`, rising positions of `text`.
+///
+/// Context rows are the reference's, as where a draft is judged.
+pub fn audit_draft(
+    package: &str,
+    pair: &Pair,
+    text: &[u32],
+    anchors: &[usize],
+    contract: &Contract,
+) -> Result<Audit, NonFinite> {
+    let ground = Ground::of(pair, text)?;
+    let (mut record, mut state, mut taps) = (Record::default(), pair.draft.fresh(), Vec::new());
+    for &anchor in anchors {
+        ground.pass(pair, &mut record, &mut state, anchor, |rows| rows);
+        taps.extend(record.take()?);
+    }
+    let budget = budget(taps.iter().map(|(site, tensor)| (*site, tensor)));
+    let mut ops = AuditOps::new(contract, budget, pair.draft.config.block_size);
+    let mut state = pair.draft.fresh();
+    for (n, &anchor) in anchors.iter().enumerate() {
+        ops.begin(format!("pass{n}"));
+        ground.pass(pair, &mut ops, &mut state, anchor, |rows| rows);
+        ops.check()?;
+    }
+    Ok(ops.finish(package))
 }
 
 /// The passes of an honest run, and the number of tests that judging all of it makes.
@@ -195,7 +207,39 @@ struct AuditOps<'a> {
     error: Option<NonFinite>,
 }
 
-impl AuditOps<'_> {
+impl<'a> AuditOps<'a> {
+    fn new(contract: &'a Contract, budget: Budget, tokens: usize) -> Self {
+        Self {
+            honest: Emulate::new(contract),
+            contract,
+            budget,
+            pass: String::new(),
+            tokens,
+            history: History::new(),
+            found: BTreeMap::new(),
+            places: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            error: None,
+        }
+    }
+
+    fn begin(&mut self, pass: String) {
+        self.pass = pass;
+        self.history.clear();
+    }
+
+    /// The first weight found not to be finite.
+    fn check(&mut self) -> Result<(), NonFinite> {
+        self.honest.check()?;
+        self.error.take().map_or(Ok(()), Err)
+    }
+
+    fn finish(self, package: &str) -> Audit {
+        let mut audit = collect(package, self.found);
+        audit.coverage = coverage::table(package, &self.places, &audit);
+        audit
+    }
+
     /// Applies every mutant to this call and judges what it gives.
     fn try_all(&mut self, at: Site, call: &Call<Tensor>, honest: &Tensor) -> Result<(), NonFinite> {
         let operands: Vec<Bounded> = call.operands().into_iter().cloned().map(Bounded::exact).collect();

@@ -113,3 +113,36 @@ fn table_at(positions: &[u32], rotary: usize, table: Table, site: &'static str, 
     };
     with(Site::model(site), &Call::RopeTable { positions, rope: &rope, table });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::{Contract, Product};
+    use crate::judge::{Budget, Verdict, judge};
+    use crate::variance::{Truth, expect};
+
+    /// What is said of a kernel that holds positions in 16 bits: 100000 = 65536 + 34464.
+    fn sixteen_bits(build: super::super::Build, tokens: usize) -> Verdict {
+        let contract = Contract::named("f32").unwrap();
+        let setting = Setting { suite: Rounding, product: Product::F32 };
+        let dims = Dims(vec![("tokens", tokens), ("rotary", 32)]);
+        let mut verdict = Verdict::Skipped;
+        build(&dims, setting, &mut SplitMix64::new(1), &mut |at, call| {
+            let Call::RopeTable { positions, rope, table } = call else { panic!("a table") };
+            let cut: Vec<u32> = positions.iter().map(|position| position & 0xffff).collect();
+            let wrong = reference::ops::evaluate(&Call::RopeTable { positions: &cut, rope, table: *table });
+            let values: Vec<f32> = wrong.unwrap().iter().map(|v| *v as f32).collect();
+            let none: [crate::variance::Bounded; 0] = [];
+            let expected = expect(at, &call.with(&none), &contract, Truth::Image).unwrap();
+            let budget = Budget { elements: values.len(), groups: 1 };
+            verdict = judge("rope.cos", expected.r.shape(), &values, &expected, &budget).verdict;
+        });
+        verdict
+    }
+
+    #[test]
+    fn only_far_positions_show_sixteen_bits() {
+        assert_eq!(sixteen_bits(cosines, 33), Verdict::Passed);
+        assert_eq!(sixteen_bits(far, 4), Verdict::Failed);
+    }
+}

@@ -2,7 +2,10 @@
 
 use super::load::{contract, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome};
-use crate::audit::{Audit, audit, catalogue, report};
+use crate::audit::{Audit, audit, audit_draft, catalogue, report};
+use crate::contract::Contract;
+use crate::draft::Pair;
+use crate::draft::golden::text_and_anchors;
 use crate::passes::Pass;
 use crate::subject::{NpuSubject, Subject};
 use crate::verify::Loaded;
@@ -44,7 +47,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     let contract = contract(&args.contract)?;
     let mut packages = args.packages.clone();
     if packages.is_empty() {
-        packages.extend(super::verify::bundled_models());
+        packages.extend(fixtures::bundled());
         packages.extend(seeded::NAMES.iter().map(|name| name.to_string()));
     }
     if packages.len() > 1 && args.prompt_ids.is_some() {
@@ -70,6 +73,9 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
                 found.expose(&exposed(&loaded, &prompt, engine));
             }
             audits.push(found);
+            if let Some(found) = draft(&loaded, &prompt, &contract)? {
+                audits.push(found);
+            }
         }
     }
     let text = match format {
@@ -78,6 +84,23 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         _ => report::text(&audits),
     };
     Ok(Outcome { report: text, code: code(&audits) })
+}
+
+/// The audit of a pair's draft: blocks where the golden has them, else in the middle of the prompt and at its end.
+fn draft(loaded: &Loaded, prompt: &[u32], contract: &Contract) -> Result<Option<Audit>, CliError> {
+    let Some(draft) = &loaded.draft else { return Ok(None) };
+    let pair = Pair::new(loaded.config.clone(), loaded.model.clone(), draft.clone());
+    let pair = pair.map_err(|error| CliError::Usage(error.to_string()))?;
+    let golden = loaded.golden.as_ref().filter(|golden| golden.manifest().prompt == prompt);
+    let told = golden.and_then(|golden| text_and_anchors(golden).ok());
+    let (text, anchors) = told.unwrap_or_else(|| {
+        let mut anchors = vec![prompt.len() / 2, prompt.len() - 1];
+        anchors.dedup();
+        (prompt.to_vec(), anchors)
+    });
+    let found = audit_draft(&format!("{} draft", loaded.name), &pair, &text, &anchors, contract);
+    let at_fault = |source| crate::verify::VerifyError::Weights { package: loaded.name.clone(), source };
+    Ok(Some(found.map_err(at_fault)?))
 }
 
 /// The sites that the NPU path shows of a prompt; none where it does not run the model.

@@ -32,7 +32,7 @@ pub struct Judged {
 }
 
 /// The target's part in a draft pass: text, tapped rows, table and head, from the reference.
-struct Ground {
+pub(crate) struct Ground {
     text: Vec<u32>,
     taps: Vec<Tensor>,
     borrowed: Borrowed,
@@ -40,7 +40,7 @@ struct Ground {
 }
 
 impl Ground {
-    fn of(pair: &Pair, text: &[u32]) -> Result<Ground, NonFinite> {
+    pub(crate) fn of(pair: &Pair, text: &[u32]) -> Result<Ground, NonFinite> {
         let mut plain = Plain::default();
         let (ids, layers) = (&pair.draft.config.target_layer_ids, pair.config.num_hidden_layers());
         let mut ops = Tapped::new(&mut plain, ids, layers, pair.last_tap);
@@ -54,7 +54,7 @@ impl Ground {
     }
 
     /// One pass at `anchor` of any interpretation whose state has seen the rows before `from`.
-    fn pass<O: Ops>(
+    pub(crate) fn pass<O: Ops>(
         &self,
         pair: &Pair,
         ops: &mut O,

@@ -323,16 +323,17 @@ impl Asked<'_, '_> {
             _ => return Ok(Operand::Other),
         };
         let Some(share) = share else {
+            // Against 1 itself: the other side may hold its 1 a little off.
             let step = |p: i32| {
                 let mut x = vec![0f32; INNER];
-                x[0] = 1.0 + libm::exp2f(-p as f32);
+                x[0] = if p == 0 { 1.0 } else { 1.0 + libm::exp2f(-p as f32) };
                 x
             };
-            let seen = self.many(side, &(1..24).map(step).collect::<Vec<_>>(), &one_hot)?;
+            let seen = self.many(side, &(0..24).map(step).collect::<Vec<_>>(), &one_hot)?;
             // 1 + 2^-p is told from 1 by a mantissa of p + 1 bits.
-            let bits =
-                seen.iter().enumerate().rposition(|(n, y)| (y - 1.0) > 0.5 * libm::exp2(-(n as f64 + 1.0)));
-            return Ok(bits.map_or(Operand::Other, |n| Operand::Float { bits: n as u32 + 2 }));
+            let told = |(p, y): (usize, &f64)| p > 0 && y / seen[0] - 1.0 > 0.5 * libm::exp2(-(p as f64));
+            let bits = seen.iter().enumerate().rposition(told);
+            return Ok(bits.map_or(Operand::Other, |p| Operand::Float { bits: p as u32 + 1 }));
         };
         let values: Vec<Vec<f32>> = (0..=127).map(|v| beside(v as f32, 1)).collect();
         let mut levels = self.many(side, &values, &one_hot)?;
