@@ -3,6 +3,7 @@
 //! So every site shows the error that the subject made there, and not what it inherited.
 
 use crate::contract::{Contract, decoded_image};
+use crate::extract::{FailedOp, described};
 use crate::judge::{Budget, SiteResult, judge, rows_and_columns};
 use crate::mutants::History;
 use crate::mutants::explain::{Explanation, Hidden, explain, explain_attention};
@@ -51,6 +52,10 @@ pub struct Follow<'a> {
     gap: (Option<Site>, bool),
     /// The steps of attention before its context, where the subject shows none of them.
     hidden: Option<Hidden>,
+    /// Whether the first failing op is to be kept with all that it was judged on.
+    pub extract: bool,
+    /// That op.
+    pub failed: Option<FailedOp>,
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
     /// What the subject computed so far, or the reference where it does not show it.
@@ -84,6 +89,8 @@ impl<'a> Follow<'a> {
             spans: Vec::new(),
             gap: (None, false),
             hidden: None,
+            extract: false,
+            failed: None,
             explanation: None,
             history: History::new(),
             error: None,
@@ -169,6 +176,15 @@ impl<'a> Follow<'a> {
                 Some(hidden) => explain_attention(hidden, at, call, subject, contract, history),
                 None => explain(at, call, subject, contract, history),
             };
+            if self.extract {
+                self.failed = Some(FailedOp {
+                    tap: name,
+                    call: described(call, expected.r.shape()),
+                    subject: continued(subject, expected.clone()).value,
+                    expected: expected.clone(),
+                    budget: self.budget,
+                });
+            }
         }
         self.results.push(result);
     }

@@ -211,7 +211,7 @@ impl Matrix {
                 false
             }
         };
-        match into.iter().position(|v| !v.is_finite()) {
+        match not_finite(into) {
             None => Ok(()),
             Some(i) => {
                 let (row, column) = match &self.view {
@@ -239,6 +239,13 @@ impl Matrix {
         }
         Ok(values)
     }
+}
+
+/// The first value that is NaN or infinite. That there is none is found without a branch per value.
+fn not_finite(values: &[f32]) -> Option<usize> {
+    let largest = values.iter().fold(0i32, |m, v| m.max((v.to_bits() & 0x7FFF_FFFF) as i32));
+    let all = largest < f32::INFINITY.to_bits() as i32;
+    if all { None } else { values.iter().position(|v| !v.is_finite()) }
 }
 
 impl std::fmt::Debug for Matrix {

@@ -1,8 +1,8 @@
 //! Attention in three ops, each with a site of its own: scores, probabilities, context.
 
 use super::{Tensor, rows};
-use crate::sum::{dot, sum};
-use ndarray::{Array2, Array3, ArrayView3, Axis};
+use crate::sum::sum;
+use ndarray::{Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Axis};
 use rayon::prelude::*;
 
 /// How far back, or forward, a token may look.
@@ -70,15 +70,34 @@ pub fn attn_scores(q: &Tensor, k: &Tensor, scale: f64, softcap: Option<f64>) -> 
     let mut s = Array3::zeros((num_heads, tokens, keys));
     s.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(h, mut s)| {
         for t in 0..tokens {
-            let q = q.index_axis(Axis(0), t);
-            for j in 0..keys {
-                let k = k.index_axis(Axis(0), j);
-                let score = scale * dot(q.row(h), k.row(h / group));
-                s[[t, j]] = softcap.map_or(score, |cap| cap * libm::tanh(score / cap));
+            let q = q.index_axis_move(Axis(0), t);
+            let k = k.index_axis_move(Axis(1), h / group);
+            for first in (0..keys).step_by(SIDE_BY_SIDE) {
+                for (j, dot) in (first..keys).zip(dots(q.row(h), k, first)) {
+                    let score = scale * dot;
+                    s[[t, j]] = softcap.map_or(score, |cap| cap * libm::tanh(score / cap));
+                }
             }
         }
     });
     s
+}
+
+/// Keys whose products with a query run side by side. Each sum still adds in its own order.
+const SIDE_BY_SIDE: usize = 8;
+
+/// `Σ_d q[d] · k[j, d]` of the eight keys from `first` on; what stands behind the last key means nothing.
+fn dots(q: ArrayView1<f32>, k: ArrayView2<f32>, first: usize) -> [f64; SIDE_BY_SIDE] {
+    let q = q.to_slice().expect("attn_scores: queries in order");
+    let row = |j: usize| k.index_axis_move(Axis(0), j.min(k.nrows() - 1)).to_slice().expect("keys in order");
+    let rows: [&[f32]; SIDE_BY_SIDE] = std::array::from_fn(|j| &row(first + j)[..q.len()]);
+    let mut sums = [0.0; SIDE_BY_SIDE];
+    for (d, &q) in q.iter().enumerate() {
+        for j in 0..SIDE_BY_SIDE {
+            sums[j] += f64::from(q) * f64::from(rows[j][d]);
+        }
+    }
+    sums
 }
 
 /// Softmax of the scores that the mask lets through; 0 where it does not.
