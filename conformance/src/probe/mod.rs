@@ -6,6 +6,7 @@
 
 pub mod infer;
 mod map;
+mod order;
 mod picture;
 pub mod report;
 
