@@ -3,7 +3,7 @@
 //!     cargo run --release -p karat --example false_alarms -- 10000
 //!
 //! Every run judges the NPU path on a prompt of 17 seeded ids and two steps, at every site, in one of the
-//! engines and on one of the bundled models in turn. A run is a false alarm where a site is FAILED, or less
+//! engines and on one of the bundled models in turn; a second argument is the number of the first run. A run is a false alarm where a site is FAILED, or less
 //! precise than declared. The last column is the rate that is exceeded with a chance of 5 % at most, from the
 //! Poisson distribution of so few events.
 
@@ -24,12 +24,13 @@ const MODELS: [&str; 6] = ["llama", "qwen2", "gemma2", "qwen3_moe", "qwen3_next"
 const TOKENS: usize = 17;
 
 fn main() {
-    let runs: usize = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(10_000);
+    let argument = |n: usize| std::env::args().nth(n).and_then(|text| text.parse::<usize>().ok());
+    let (runs, first) = (argument(1).unwrap_or(10_000), argument(2).unwrap_or(0));
     let models: Vec<Loaded> =
         MODELS.iter().map(|name| load(name, None, &[]).expect("a bundled package")).collect();
     let kinds: Vec<(Engine, &Loaded)> =
         Engine::ALL.iter().flat_map(|engine| models.iter().map(|model| (*engine, model))).collect();
-    let alarms: Vec<(Engine, Option<String>)> = (0..runs)
+    let alarms: Vec<(Engine, Option<String>)> = (first..first + runs)
         .into_par_iter()
         .map(|run| {
             let (engine, model) = kinds[run % kinds.len()];

@@ -136,19 +136,7 @@ impl<'a> Follow<'a> {
         if self.taps.contains_key(&at) {
             return;
         }
-        match call {
-            Call::AttnScores { q, k, scale, softcap } => {
-                let (q, k) = (q.value.clone(), k.value.clone());
-                self.hidden =
-                    Some(Hidden { scores_at: at, q, k, scale: *scale, softcap: *softcap, probs: None });
-            }
-            Call::AttnProbs { mask, sinks, .. } => {
-                if let Some(hidden) = &mut self.hidden {
-                    hidden.probs = Some((at, *mask, sinks.cloned()));
-                }
-            }
-            _ => {}
-        }
+        Hidden::note(&mut self.hidden, at, call);
     }
 
     fn compare(&mut self, at: Site, call: &Call<Bounded>, subject: &Tensor, expected: &Expected) {

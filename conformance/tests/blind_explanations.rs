@@ -359,22 +359,42 @@ fn in_c() -> Vec<Answer> {
         ("C: each tile of K overwrites the last", &["lin-k-accumulate-overwrite:last"]),
         ("C: rows behind the first launch are zero", &["rows-beyond-tile"]),
     ];
-    let device = Path::new(env!("CARGO_MANIFEST_DIR")).join("../device/include");
     let one = |(n, (mistake, right)): (usize, (&'static str, &'static [&'static str]))| {
-        let library = dir.path().join(format!("libbug{}.so", n + 1));
-        let built = std::process::Command::new("cc")
-            .args(["-O1", "-ffp-contract=off", "-shared", "-fPIC", "-I"])
-            .arg(&device)
-            .arg(format!("-DBUG={}", n + 1))
-            .arg(bugs().join("kernels.c"))
-            .arg("-o")
-            .arg(&library)
-            .arg("-lm")
-            .status();
-        assert!(built.unwrap().success());
-        verified(mistake, right, &["--subject", &format!("lib:{}", library.display())])
+        verified(mistake, right, &["--subject", &library(dir.path(), n + 1)])
     };
     mistakes.into_iter().enumerate().map(one).collect()
+}
+
+/// The C kernels with mistake `n`, as a subject.
+fn library(dir: &Path, n: usize) -> String {
+    let library = dir.join(format!("libbug{n}.so"));
+    let built = std::process::Command::new("cc")
+        .args(["-O1", "-ffp-contract=off", "-shared", "-fPIC", "-I"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../device/include"))
+        .arg(format!("-DBUG={n}"))
+        .arg(bugs().join("kernels.c"))
+        .arg("-o")
+        .arg(&library)
+        .arg("-lm")
+        .status();
+    assert!(built.unwrap().success());
+    format!("lib:{}", library.display())
+}
+
+/// A kernel that computes attention in one piece is explained by mistakes of its hidden steps, case by case too.
+#[test]
+fn a_case_of_attention_is_explained_by_its_hidden_steps() {
+    if !has("cc") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (n, mutant) in [(1, "attn-gqa-map:mod"), (2, "mask-causal-off-by-one:next")] {
+        let subject = library(dir.path(), n);
+        let args = ["check", "--case", "attention/realistic", "--subject", &subject, "--format", "json"];
+        let output = Command::new(env!("CARGO_BIN_EXE_karat")).args(args).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["cases"][0]["explanation"]["mutant"], mutant, "{report}");
+    }
 }
 
 fn in_python() -> Vec<Answer> {

@@ -117,6 +117,13 @@ pub(super) const CASES: &[Line] = &[
         attended_window,
     ),
     line(
+        "attention/far_window",
+        "a window that is wrong far into a text",
+        Structure,
+        &[("tokens", 2), ("before", 99_999), ("kv_heads", 1), ("group", 2), ("head_dim", 8)],
+        attended_window,
+    ),
+    line(
         "attention/realistic",
         "a maximum that is not moved, a sum in too few bits",
         Rounding,

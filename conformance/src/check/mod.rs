@@ -8,7 +8,7 @@ use crate::cases::{Case, Dims, Setting, Suite};
 use crate::contract::Contract;
 use crate::emulate::Emulate;
 use crate::judge::{Budget, Mismatch, SiteResult, Verdict, judge};
-use crate::mutants::explain::{Explanation, explain};
+use crate::mutants::explain::{Explanation, Hidden, explain, explain_attention};
 use crate::mutants::{History, MutantOps};
 use crate::subject::OneOp;
 use crate::variance::{Bounded, Expected, Truth, expect};
@@ -182,6 +182,7 @@ fn run(
     // Results of calls that the subject does not answer, which later calls of the case read: a subject that
     // joins them rounds on the way, and may.
     let mut inside: Vec<Bounded> = Vec::new();
+    let mut hidden = None;
     (case.build)(dims, setting, &mut SplitMix64::new(options.seed), &mut |at, call| {
         let operand = |x: &Tensor| {
             let known = inside.iter().find(|bounded| bounded.value == *x);
@@ -197,6 +198,7 @@ fn run(
         let value = match subject.run(at, call) {
             Given::Values(value) => value,
             Given::NotSupported => {
+                Hidden::note(&mut hidden, at, &bounded);
                 let value = expected.r.mapv(|v| v as f32).into_shared();
                 inside.push(Bounded { value, variance: Some(expected.variance.into_shared()) });
                 return;
@@ -222,7 +224,11 @@ fn run(
         if judged.verdict == Verdict::Failed
             && let Some(why) = why.as_deref_mut()
         {
-            *why = explain(at, &bounded, &value, options.contract, &History::new());
+            let (contract, history) = (options.contract, &History::new());
+            *why = match &hidden {
+                Some(hidden) => explain_attention(hidden, at, &bounded, &value, contract, history),
+                None => explain(at, &bounded, &value, contract, history),
+            };
         }
         outcome = Outcome::Judged(Box::new(judged));
     });

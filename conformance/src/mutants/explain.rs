@@ -81,6 +81,24 @@ pub struct Hidden {
     pub probs: Option<(Site, Mask, Option<Vector>)>,
 }
 
+impl Hidden {
+    /// Takes in a step that a subject does not show.
+    pub fn note(hidden: &mut Option<Hidden>, at: Site, call: &Call<Bounded>) {
+        match call {
+            Call::AttnScores { q, k, scale, softcap } => {
+                let (q, k) = (q.value.clone(), k.value.clone());
+                *hidden = Some(Hidden { scores_at: at, q, k, scale: *scale, softcap: *softcap, probs: None });
+            }
+            Call::AttnProbs { mask, sinks, .. } => {
+                if let Some(hidden) = hidden {
+                    hidden.probs = Some((at, *mask, sinks.cloned()));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 /// Explains the context of attention whose scores and probabilities a subject does not show.
 ///
 /// `call` carries the variance of the hidden steps, so a mutant may differ from the subject by their rounding.
