@@ -3,9 +3,9 @@
 //!     cargo run --release -p karat --example false_alarms -- 10000
 //!
 //! Every run judges the NPU path on a prompt of 17 seeded ids and two steps, at every site, in one of the
-//! engines and on one of the bundled models in turn; a second argument is the number of the first run. A run is a false alarm where a site is FAILED, or less
-//! precise than declared. The last column is the rate that is exceeded with a chance of 5 % at most, from the
-//! Poisson distribution of so few events.
+//! engines and on one of the bundled models in turn; a second argument is the number of the first run. A run
+//! is a false alarm where a site is FAILED, or less precise than declared. The last column is the rate that is
+//! exceeded with a chance of 5 % at most, from the Poisson distribution of so few events.
 
 use conformance::cli::load::load;
 use conformance::contract::Contract;
