@@ -158,7 +158,7 @@ impl Audit {
                 let layers = row.layers.iter().map(|layer| Site::layer(*layer as usize, name));
                 layers.chain([Site::model(name)]).any(|site| exposed.contains(&site.to_string()))
             };
-            if !row.sites.iter().any(|name| site(name)) {
+            if !row.sites.iter().any(site) {
                 row.sight = Sight::NotSupported;
             }
         }
