@@ -230,7 +230,7 @@ fn long_ranges_are_judged_from_a_start() {
     for (case, mutant) in [
         ("rope_table/far", "rope-position-offset:restart"),
         ("attn_probs/far_window", "mask-window-off-by-one:wide"),
-        ("gdn_core/thousand_steps", "num-state-bf16"),
+        ("gdn_core/thousand_steps", "gdn-state-lost"),
     ] {
         let (code, report) = json(&["check", "--case", case, "--subject", "emulate:f32"]);
         assert_eq!((code, &report["verdict"]), (0, &"PASSED".into()), "{case}");

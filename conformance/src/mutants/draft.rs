@@ -23,7 +23,7 @@ pub static MUTANTS: &[Mutant] = &[
     mutant(
         "spec-draft-position",
         "restart",
-        "queries of the block count from 0",
+        "queries of the block are turned like the first new context rows",
         CONTEXT,
         positions_from_zero,
     ),
@@ -217,4 +217,61 @@ fn walk_from_zero(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) ->
 fn place_for_id(call: &Call<Tensor>, _: Site, _: &History, eval: &mut Eval) -> Option<Tensor> {
     let Call::Pick { scores, candidates: Some(_) } = *call else { return None };
     Some(eval(&Call::Pick { scores, candidates: None }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ndarray::array;
+    use spec::families::Linear;
+    use spec::families::draft::{DraftConv, Selector};
+    use spec::{Matrix, Vector};
+
+    /// What a mutant makes of a call, flat.
+    fn made(name: &str, call: &Call<Tensor>) -> Vec<f32> {
+        let mutant = MUTANTS.iter().find(|mutant| mutant.name() == name).unwrap();
+        let mut plain = reference::Plain::default();
+        let at = Site::model("path_scores");
+        flat(&(mutant.apply)(call, at, &History::new(), &mut |call| plain.value(call)).unwrap())
+    }
+
+    // The walk of the reference's own example: scores (6.5, 14) and (72, 31), proposals 1 and 2. Without it the
+    // scores are the logits of the candidates. Behind token 0, A[0] = (1, 0), row 0 gets 1·1·1 and 1·1·5 on top.
+    #[test]
+    fn walks_by_hand() {
+        let matrix = |name, values: [f32; 8]| Matrix::from_values(name, 4, 2, values.to_vec());
+        let weight = Matrix::from_values("hidden_projection", 2, 1, vec![0.0; 2]);
+        let selector = Selector {
+            predecessor: matrix("predecessor", [1.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0]),
+            successor: matrix("successor", [0.0, 3.0, 5.0, 0.0, 0.0, 7.0, 1.0, 1.0]),
+            hidden_projection: Linear { weight, bias: None },
+        };
+        let tensor = |x: ndarray::Array2<f32>| x.into_dyn().into_shared();
+        let logits = tensor(array![[0.0, 4.0, 0.0, 4.5], [1.0, 0.0, 2.0, 0.0]]);
+        let ids = tensor(array![[3.0, 1.0], [2.0, 0.0]]);
+        let hidden = tensor(array![[1.0, 10.0], [1.0, 10.0]]);
+        let (logits, candidates, hidden) = (&logits, &ids, &hidden);
+        let call = Call::PathScores { logits, candidates, hidden, selector: &selector, anchor: 2 };
+        assert_eq!(made("spec-select-walk", &call), [4.5, 4.0, 2.0, 1.0]);
+        assert_eq!(made("spec-select-walk:anchor", &call), [5.5, 9.0, 72.0, 31.0]);
+        let scores = tensor(array![[6.5, 14.0], [72.0, 31.0]]);
+        let call = Call::Pick { scores: &scores, candidates: Some(&ids) };
+        assert_eq!(made("spec-select-walk:index", &call), [1.0, 0.0]);
+    }
+
+    // One tap a side, 1 before and 2 behind the sublayer, nothing dynamic.
+    #[test]
+    fn kernels_of_the_other_side() {
+        let weight = Matrix::from_values("kernel_projection", 2, 2, vec![0.0; 4]);
+        let conv = DraftConv {
+            base_kernel: Vector::new("base_kernel", vec![1.0, 1.0, 2.0, 2.0]),
+            kernel_projection: Linear { weight, bias: None },
+            kernel: 1,
+            group: 2,
+        };
+        let x = array![[3.0f32, 5.0]].into_dyn().into_shared();
+        let dynamic = array![[0.0f32, 0.0]].into_dyn().into_shared();
+        let call = Call::BlockConv { x: &x, dynamic: &dynamic, conv: &conv, side: Side::Before };
+        assert_eq!(made("spec-block-conv", &call), [6.0, 10.0]);
+    }
 }
