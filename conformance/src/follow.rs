@@ -3,9 +3,10 @@
 //! So every site shows the error that the subject made there, and not what it inherited.
 
 use crate::contract::{Contract, decoded_image};
+use crate::extract::{FailedOp, described};
 use crate::judge::{Budget, SiteResult, Verdict, judge, rows_and_columns};
 use crate::mutants::History;
-use crate::mutants::explain::{Explanation, explain};
+use crate::mutants::explain::{Explanation, Hidden, explain, explain_attention};
 use crate::routing;
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use rayon::prelude::*;
@@ -63,6 +64,12 @@ pub struct Follow<'a> {
     pub spans: Vec<(Site, Option<Site>)>,
     /// The last exposed site, and whether sites behind it were not exposed.
     gap: (Option<Site>, bool),
+    /// The steps of attention before its context, where the subject shows none of them.
+    hidden: Option<Hidden>,
+    /// Whether the first failing op is to be kept with all that it was judged on.
+    pub extract: bool,
+    /// That op.
+    pub failed: Option<FailedOp>,
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
     /// What the subject computed so far, or the reference where it does not show it.
@@ -95,6 +102,9 @@ impl<'a> Follow<'a> {
             not_exposed,
             spans: Vec::new(),
             gap: (None, false),
+            hidden: None,
+            extract: false,
+            failed: None,
             explanation: None,
             history: History::new(),
             error: None,
@@ -153,6 +163,14 @@ impl<'a> Follow<'a> {
         Ok(())
     }
 
+    /// Keeps the steps of attention that the subject does not show.
+    fn note_hidden(&mut self, at: Site, call: &Call<Bounded>) {
+        if self.taps.contains_key(&at) {
+            return;
+        }
+        Hidden::note(&mut self.hidden, at, call);
+    }
+
     fn compare(&mut self, at: Site, call: &Call<Bounded>, subject: &Tensor, expected: &Expected) {
         let name = format!("{}.{at}", self.pass);
         if !(self.judged)(&name) {
@@ -181,7 +199,20 @@ impl<'a> Follow<'a> {
         }
         if result.verdict == Verdict::Failed && self.explain {
             self.explain = false;
-            self.explanation = explain(at, call, subject, self.contract, &self.history);
+            let (contract, history) = (self.contract, &self.history);
+            self.explanation = match &self.hidden {
+                Some(hidden) => explain_attention(hidden, at, call, subject, contract, history),
+                None => explain(at, call, subject, contract, history),
+            };
+            if self.extract {
+                self.failed = Some(FailedOp {
+                    tap: name,
+                    call: described(call, expected.r.shape()),
+                    subject: continued(subject, expected.clone()).value,
+                    expected: expected.clone(),
+                    budget: self.budget,
+                });
+            }
         }
         self.results.push(result);
     }
@@ -201,10 +232,12 @@ impl Ops for Follow<'_> {
                 return poisoned(&call);
             }
         };
+        self.note_hidden(at, &call);
         let subject = self.taps.get(&at).map(|subject| with_axes_of(subject, expected.r.shape()));
         match &subject {
             Some(subject) => {
                 self.compare(at, &call, subject, &expected);
+                self.hidden = None;
                 self.gap = (Some(at), false);
                 if self.view == View::Own && fits(subject, &expected) {
                     let continued = continued(subject, expected);

@@ -6,9 +6,14 @@
 
 mod blind;
 pub mod catalogue;
+mod coverage;
 pub mod report;
 
+pub use coverage::{Covered, Sight};
+
 use crate::contract::Contract;
+use crate::draft::Pair;
+use crate::draft::judge::Ground;
 use crate::emulate::Emulate;
 use crate::follow::budget;
 use crate::golden_gate::argmax;
@@ -97,6 +102,8 @@ pub struct Audit {
     pub equivalents: Vec<Same>,
     /// Mutants that apply to no site.
     pub not_applicable: Vec<NotApplicable>,
+    /// Every op by shape, format and layer: whether a mistake in it would be seen.
+    pub coverage: Vec<Covered>,
 }
 
 impl Audit {
@@ -125,28 +132,41 @@ pub fn audit(
     contract: &Contract,
 ) -> Result<Audit, NonFinite> {
     let (passes, budget) = plan(model, prompt, steps)?;
-    let mut ops = AuditOps {
-        honest: Emulate::new(contract),
-        contract,
-        budget,
-        pass: String::new(),
-        tokens: prompt.len(),
-        history: History::new(),
-        found: BTreeMap::new(),
-        asked: BTreeSet::new(),
-        error: None,
-    };
+    let mut ops = AuditOps::new(contract, budget, prompt.len());
     let mut state = model.fresh::<Tensor>();
     for pass in passes {
-        ops.pass = pass.name;
-        ops.history.clear();
+        ops.begin(pass.name);
         model.pass(&mut ops, &mut state, &pass.ids);
-        ops.honest.check()?;
-        if let Some(error) = ops.error.take() {
-            return Err(error);
-        }
+        ops.check()?;
     }
-    Ok(collect(package, ops.found))
+    Ok(ops.finish(package))
+}
+
+/// Audits the draft of a pair: a block behind each of `anchors`, rising positions of `text`.
+///
+/// Context rows are the reference's, as where a draft is judged.
+pub fn audit_draft(
+    package: &str,
+    pair: &Pair,
+    text: &[u32],
+    anchors: &[usize],
+    contract: &Contract,
+) -> Result<Audit, NonFinite> {
+    let ground = Ground::of(pair, text)?;
+    let (mut record, mut state, mut taps) = (Record::default(), pair.draft.fresh(), Vec::new());
+    for &anchor in anchors {
+        ground.pass(pair, &mut record, &mut state, anchor, |rows| rows);
+        taps.extend(record.take()?);
+    }
+    let budget = budget(taps.iter().map(|(site, tensor)| (*site, tensor)));
+    let mut ops = AuditOps::new(contract, budget, pair.draft.config.block_size);
+    let mut state = pair.draft.fresh();
+    for (n, &anchor) in anchors.iter().enumerate() {
+        ops.begin(format!("pass{n}"));
+        ground.pass(pair, &mut ops, &mut state, anchor, |rows| rows);
+        ops.check()?;
+    }
+    Ok(ops.finish(package))
 }
 
 /// The passes of an honest run, and the number of tests that judging all of it makes.
@@ -180,12 +200,46 @@ struct AuditOps<'a> {
     tokens: usize,
     history: History,
     found: BTreeMap<(usize, Site), Found>,
+    /// The op at each site.
+    places: BTreeMap<Site, coverage::Placed>,
     /// Mutants whose diagnosis has been asked for.
     asked: BTreeSet<usize>,
     error: Option<NonFinite>,
 }
 
-impl AuditOps<'_> {
+impl<'a> AuditOps<'a> {
+    fn new(contract: &'a Contract, budget: Budget, tokens: usize) -> Self {
+        Self {
+            honest: Emulate::new(contract),
+            contract,
+            budget,
+            pass: String::new(),
+            tokens,
+            history: History::new(),
+            found: BTreeMap::new(),
+            places: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            error: None,
+        }
+    }
+
+    fn begin(&mut self, pass: String) {
+        self.pass = pass;
+        self.history.clear();
+    }
+
+    /// The first weight found not to be finite.
+    fn check(&mut self) -> Result<(), NonFinite> {
+        self.honest.check()?;
+        self.error.take().map_or(Ok(()), Err)
+    }
+
+    fn finish(self, package: &str) -> Audit {
+        let mut audit = collect(package, self.found);
+        audit.coverage = coverage::table(package, &self.places, &audit);
+        audit
+    }
+
     /// Applies every mutant to this call and judges what it gives.
     fn try_all(&mut self, at: Site, call: &Call<Tensor>, honest: &Tensor) -> Result<(), NonFinite> {
         let operands: Vec<Bounded> = call.operands().into_iter().cloned().map(Bounded::exact).collect();
@@ -240,6 +294,7 @@ impl Ops for AuditOps<'_> {
 
     fn run(&mut self, at: Site, call: Call<'_, Tensor>) -> Tensor {
         let value = self.honest.value(at, &call);
+        self.places.entry(at).or_insert_with(|| coverage::Placed::of(&call, &value));
         if self.error.is_none()
             && let Err(error) = self.try_all(at, &call, &value)
         {

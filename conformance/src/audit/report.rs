@@ -1,6 +1,7 @@
 //! The forms of an audit.
 
 use super::Audit;
+use comfy_table::{Table, presets};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -20,6 +21,8 @@ struct Report<'a> {
     kills: Vec<&'a super::Kill>,
     survivors: Vec<&'a super::Survivor>,
     equivalents: Vec<&'a super::Same>,
+    /// Every op of every package by shape, format and layer: judged, blind, not supported.
+    coverage: Vec<&'a super::Covered>,
     packages: Vec<Package<'a>>,
 }
 
@@ -65,6 +68,7 @@ pub fn json(audits: &[Audit]) -> String {
         kills: audits.iter().flat_map(|a| &a.kills).collect(),
         survivors: audits.iter().flat_map(|a| &a.survivors).collect(),
         equivalents: audits.iter().flat_map(|a| &a.equivalents).collect(),
+        coverage: audits.iter().flat_map(|a| &a.coverage).collect(),
         packages: audits
             .iter()
             .map(|a| Package {
@@ -80,6 +84,27 @@ pub fn json(audits: &[Audit]) -> String {
     let mut text = serde_json::to_string(&report).unwrap_or_default();
     text.push('\n');
     text
+}
+
+/// What can be seen of every op, for a terminal.
+pub fn coverage(audits: &[Audit]) -> String {
+    let mut table = Table::new();
+    let header = ["package", "op", "shape", "format", "layers", "sight", "mutants", "shown"];
+    table.load_style(presets::NOTHING).set_header(header);
+    for row in audits.iter().flat_map(|audit| &audit.coverage) {
+        table.add_row([
+            row.package.clone(),
+            row.op.to_string(),
+            row.shape.clone(),
+            row.format.clone(),
+            row.layers_in_words(),
+            row.sight.name().to_string(),
+            row.mutants.to_string(),
+            row.shown.to_string(),
+        ]);
+    }
+    let lines: Vec<String> = table.to_string().lines().map(|line| line.trim_end().to_string()).collect();
+    lines.join("\n") + "\n"
 }
 
 /// For a terminal.

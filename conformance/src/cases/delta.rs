@@ -55,6 +55,13 @@ pub(super) const CASES: &[Line] = &[
         core,
     ),
     line(
+        "gdn_core/thousand_steps",
+        "a state that loses what it holds for long",
+        Rounding,
+        &[("tokens", 1000), ("key_heads", 1), ("share", 2), ("key_dim", 8), ("value_dim", 6)],
+        slow,
+    ),
+    line(
         "gdn_state/one_hot_keys",
         "the state of another head",
         Structure,
@@ -112,15 +119,26 @@ fn decay(dims: &Dims, _: Setting, random: &mut SplitMix64, with: &mut With) {
     with(Site::layer(0, "gdn_g"), &Call::GdnDecay { a: &a, a_log: &a_log, dt_bias: &dt_bias });
 }
 
+/// Decays of at most 0.2 % a step: after a thousand steps the first is still there.
+fn slow(dims: &Dims, setting: Setting, random: &mut SplitMix64, with: &mut With) {
+    rule(dims, setting, random, 0.002, |delta| with(Site::layer(0, "gdn_core"), &Call::GdnCore(delta)));
+}
+
 fn core(dims: &Dims, setting: Setting, random: &mut SplitMix64, with: &mut With) {
-    rule(dims, setting, random, |delta| with(Site::layer(0, "gdn_core"), &Call::GdnCore(delta)));
+    rule(dims, setting, random, 2.0, |delta| with(Site::layer(0, "gdn_core"), &Call::GdnCore(delta)));
 }
 
 fn state(dims: &Dims, setting: Setting, random: &mut SplitMix64, with: &mut With) {
-    rule(dims, setting, random, |delta| with(Site::layer(0, "gdn_state"), &Call::GdnState(delta)));
+    rule(dims, setting, random, 2.0, |delta| with(Site::layer(0, "gdn_state"), &Call::GdnState(delta)));
 }
 
-fn rule(dims: &Dims, setting: Setting, random: &mut SplitMix64, with: impl FnOnce(Delta<reference::Tensor>)) {
+fn rule(
+    dims: &Dims,
+    setting: Setting,
+    random: &mut SplitMix64,
+    decay: f64,
+    with: impl FnOnce(Delta<reference::Tensor>),
+) {
     let (tokens, key_heads) = (dims.get("tokens"), dims.get("key_heads"));
     let (heads, dk, dv) = (key_heads * dims.get("share"), dims.get("key_dim"), dims.get("value_dim"));
     let structure = setting.suite == Suite::Structure;
@@ -137,7 +155,7 @@ fn rule(dims: &Dims, setting: Setting, random: &mut SplitMix64, with: impl FnOnc
         (normal(&[tokens, key_heads, dk], unit, random), normal(&[tokens, key_heads, dk], unit / 4.0, random))
     };
     let v = fill(&[tokens, heads, dv], setting, random);
-    let g = tensor(&[tokens, heads], |_| if structure { 0.0 } else { -2.0 * random.uniform() as f32 });
+    let g = tensor(&[tokens, heads], |_| if structure { 0.0 } else { (-decay * random.uniform()) as f32 });
     let beta = tensor(&[tokens, heads], |_| if structure { 1.0 } else { random.uniform() as f32 });
     let before =
         if structure { whole(&[heads, dk, dv], 5, random) } else { normal(&[heads, dk, dv], 1.0, random) };

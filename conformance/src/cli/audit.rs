@@ -2,8 +2,15 @@
 
 use super::load::{contract, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome};
-use crate::audit::{Audit, audit, catalogue, report};
+use crate::audit::{Audit, audit, audit_draft, catalogue, report};
+use crate::contract::Contract;
+use crate::draft::Pair;
+use crate::draft::golden::text_and_anchors;
+use crate::passes::Pass;
+use crate::subject::{NpuSubject, Subject};
+use crate::verify::Loaded;
 use fixtures::seeded;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// Arguments of `audit`.
@@ -24,6 +31,9 @@ pub struct Args {
     /// Pass over this unknown config key.
     #[arg(long, value_name = "KEY")]
     allow_unknown: Vec<String>,
+    /// Print what can be seen of every op, by shape, format and layer, in the place of the survivors.
+    #[arg(long)]
+    coverage: bool,
     /// Print the catalogue of mutants, in Markdown, and audit nothing.
     #[arg(long)]
     catalogue: bool,
@@ -37,7 +47,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     let contract = contract(&args.contract)?;
     let mut packages = args.packages.clone();
     if packages.is_empty() {
-        packages.extend(super::verify::bundled_models());
+        packages.extend(fixtures::bundled());
         packages.extend(seeded::NAMES.iter().map(|name| name.to_string()));
     }
     if packages.len() > 1 && args.prompt_ids.is_some() {
@@ -55,18 +65,50 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         };
         for prompt in prompts {
             let found = audit(&loaded.name, &loaded.model, &prompt, args.tokens, &contract);
-            let found = found.map_err(|source| crate::verify::VerifyError::Weights {
+            let mut found = found.map_err(|source| crate::verify::VerifyError::Weights {
                 package: loaded.name.clone(),
                 source,
             })?;
+            if let Ok(engine) = contract.name.parse::<device::Engine>() {
+                found.expose(&exposed(&loaded, &prompt, engine));
+            }
             audits.push(found);
+            if let Some(found) = draft(&loaded, &prompt, &contract)? {
+                audits.push(found);
+            }
         }
     }
     let text = match format {
         Format::Json => report::json(&audits),
+        _ if args.coverage => report::coverage(&audits),
         _ => report::text(&audits),
     };
     Ok(Outcome { report: text, code: code(&audits) })
+}
+
+/// The audit of a pair's draft: blocks where the golden has them, else in the middle of the prompt and at its end.
+fn draft(loaded: &Loaded, prompt: &[u32], contract: &Contract) -> Result<Option<Audit>, CliError> {
+    let Some(draft) = &loaded.draft else { return Ok(None) };
+    let pair = Pair::new(loaded.config.clone(), loaded.model.clone(), draft.clone());
+    let pair = pair.map_err(|error| CliError::Usage(error.to_string()))?;
+    let golden = loaded.golden.as_ref().filter(|golden| golden.manifest().prompt == prompt);
+    let told = golden.and_then(|golden| text_and_anchors(golden).ok());
+    let (text, anchors) = told.unwrap_or_else(|| {
+        let mut anchors = vec![prompt.len() / 2, prompt.len() - 1];
+        anchors.dedup();
+        (prompt.to_vec(), anchors)
+    });
+    let found = audit_draft(&format!("{} draft", loaded.name), &pair, &text, &anchors, contract);
+    let at_fault = |source| crate::verify::VerifyError::Weights { package: loaded.name.clone(), source };
+    Ok(Some(found.map_err(at_fault)?))
+}
+
+/// The sites that the NPU path shows of a prompt; none where it does not run the model.
+fn exposed(loaded: &Loaded, prompt: &[u32], engine: device::Engine) -> BTreeSet<String> {
+    let pass = Pass { name: "prefill".into(), ids: prompt.to_vec() };
+    let path = NpuSubject::new(&loaded.config, &loaded.weights, engine, Default::default());
+    let taps = path.and_then(|mut path| path.pass(&pass)).unwrap_or_default();
+    taps.keys().map(ToString::to_string).collect()
 }
 
 /// 3 where a mutant that can be made is shown by none.

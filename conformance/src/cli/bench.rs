@@ -75,7 +75,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
 fn arm(subject: &str) -> Result<Arm, CliError> {
     match subject.parse()? {
         SubjectSpec::Reference => Ok(Arm::Reference),
-        SubjectSpec::Npu(engine) => Ok(Arm::Npu(engine)),
+        SubjectSpec::Npu(engine, _) => Ok(Arm::Npu(engine)),
         _ => Err(CliError::Usage(format!("bench runs reference and npu:ENGINE, not {subject}"))),
     }
 }

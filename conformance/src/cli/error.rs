@@ -44,6 +44,9 @@ pub enum CliError {
     /// A subject that does not exist.
     #[error(transparent)]
     Subject(#[from] UnknownSubject),
+    /// A file of known failures that is none.
+    #[error(transparent)]
+    Known(#[from] crate::known::KnownError),
     /// A run that could not be written.
     #[error(transparent)]
     Dumping(#[from] DumpingError),

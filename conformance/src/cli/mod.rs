@@ -11,7 +11,7 @@ mod draft;
 mod dump;
 mod error;
 mod inspect;
-pub(crate) mod load;
+pub mod load;
 mod probe;
 mod vectors;
 mod verify;

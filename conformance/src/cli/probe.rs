@@ -4,8 +4,9 @@ use super::check::{OpSubjectArgs, subject};
 use super::{CliError, Format, Outcome};
 use crate::check::{Given, OpSubject};
 use crate::judge::Verdict;
-use crate::probe::probe;
 use crate::probe::report::Report;
+use crate::probe::{infer, probe};
+use std::path::PathBuf;
 
 /// Arguments of `probe`.
 #[derive(clap::Args)]
@@ -18,6 +19,12 @@ pub struct Args {
     /// Inputs and outputs.
     #[arg(long, value_name = "KxN", default_value = "96x64")]
     shape: String,
+    /// Read the number formats and the order of sums back, and compare them with those that are declared.
+    #[arg(long)]
+    infer_contract: bool,
+    /// Write the picture of the map to a file, as SVG.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 /// Most elements of a weight that is probed: every input is a row of its own.
@@ -48,7 +55,25 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         let (mutant, needs) = (selection.mutant.name(), selection.mutant.needs);
         return Err(CliError::Usage(format!("{mutant} does not apply to {inner}x{out}: it needs {needs}")));
     }
-    let report = Report::new(chosen.name(), &probed);
+    let mut report = Report::new(chosen.name(), &probed);
+    if args.infer_contract {
+        let stopped = |given: Given| match given {
+            Given::Stopped(reason) => format!("{}: {reason}\n", Verdict::Crashed.name()),
+            _ => format!("{}: the subject refuses a product\n", Verdict::NotSupported.name()),
+        };
+        let declared = infer::declared(&chosen.contract).map_err(|given| CliError::Usage(stopped(given)))?;
+        report = match infer::infer(&mut subject) {
+            Ok(found) => report.with_contract(&chosen.contract.name, found, &declared),
+            Err(given) => {
+                let code = if matches!(given, Given::Stopped(_)) { 5 } else { 3 };
+                return Ok(Outcome { report: stopped(given), code });
+            }
+        };
+    }
+    if let Some(file) = &args.svg {
+        let written = std::fs::write(file, format!("{}\n", report.svg));
+        written.map_err(|error| CliError::Io(file.display().to_string(), error))?;
+    }
     let text = match format {
         Format::Json => report.json(),
         _ => report.text(),

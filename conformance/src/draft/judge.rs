@@ -2,7 +2,7 @@
 
 use super::Pair;
 use crate::contract::Contract;
-use crate::follow::{Follow, PassTaps, View, budget};
+use crate::follow::{Follow, Imaged, PassTaps, View, budget};
 use crate::judge::{SiteResult, Verdict};
 use crate::mutants::explain::Explanation;
 use crate::mutants::{MutantOps, Selection};
@@ -39,10 +39,10 @@ pub struct Judged {
 }
 
 /// The taps of every pass, and the images behind products.
-type Ran = (Vec<PassTaps>, Vec<(Site, Matrix)>);
+type Ran = (Vec<PassTaps>, Vec<Imaged>);
 
 /// The target's part in a draft pass: text, tapped rows, table and head, from the reference.
-struct Ground {
+pub(crate) struct Ground {
     text: Vec<u32>,
     taps: Vec<Tensor>,
     borrowed: Borrowed,
@@ -50,7 +50,7 @@ struct Ground {
 }
 
 impl Ground {
-    fn of(pair: &Pair, text: &[u32]) -> Result<Ground, NonFinite> {
+    pub(crate) fn of(pair: &Pair, text: &[u32]) -> Result<Ground, NonFinite> {
         let mut plain = Plain::default();
         let (ids, layers) = (&pair.draft.config.target_layer_ids, pair.config.num_hidden_layers());
         let mut ops = Tapped::new(&mut plain, ids, layers, pair.last_tap);
@@ -64,7 +64,7 @@ impl Ground {
     }
 
     /// One pass at `anchor` of any interpretation whose state has seen the rows before `from`.
-    fn pass<O: Ops>(
+    pub(crate) fn pass<O: Ops>(
         &self,
         pair: &Pair,
         ops: &mut O,
@@ -112,7 +112,7 @@ impl Ground {
         }
         let mut images = Vec::new();
         for &site in all.first().into_iter().flat_map(PassTaps::keys) {
-            images.extend(draft.device_weights(site)?.map(|image| (site, image)));
+            images.extend(draft.device_weights(site)?.map(|weights| Imaged { site, expert: None, weights }));
         }
         Ok((all, images))
     }

@@ -1,12 +1,17 @@
 //! What a subject computes instead: every mutant replayed on the inputs of its first wrong site.
+//!
+//! A kernel that computes attention in one piece shows neither scores nor probabilities. Its context is
+//! explained by mutants of all three steps: one of scores or probabilities is carried on to the context by the
+//! honest steps behind it.
 
 use super::{History, Mutant, all};
 use crate::contract::Contract;
 use crate::emulate::Emulate;
 use crate::variance::{Bounded, Truth, expect};
+use reference::ops::Mask;
 use reference::{Call, Tensor};
 use serde::Serialize;
-use spec::Site;
+use spec::{Site, Vector};
 
 /// A mutant and how well it reproduces the subject.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -55,26 +60,127 @@ pub fn explain(
 ) -> Option<Explanation> {
     let values: Vec<Tensor> = call.operands().iter().map(|o| o.value.clone()).collect();
     let bare: Vec<Bounded> = values.iter().cloned().map(Bounded::exact).collect();
-    let expected = expect(at, &call.with(&bare), contract, Truth::Image).ok()?;
-    // An element that must be exact still gets the rounding of its own size.
-    let spread: Vec<f64> = expected
-        .variance
-        .iter()
-        .zip(expected.r.iter())
-        .map(|(&v, &r)| v.max(crate::variance::rounding(r)))
-        .collect();
-    let call = call.with(&values);
-    let mut candidates: Vec<Candidate> = all()
-        .filter_map(|mutant| {
-            let value = replay(mutant, at, &call, contract, history)?;
-            (value.shape() == subject.shape()).then(|| Candidate {
-                mutant: mutant.name(),
-                z_rms: distance(subject, &value, &spread),
-                formula: mutant.formula,
-            })
+    let spread = spread(at, &call.with(&bare), contract)?;
+    rank(replayed(at, &call.with(&values), contract, history), subject, &spread)
+}
+
+/// The two steps before the context of a kernel that computes attention in one piece.
+#[derive(Clone)]
+pub struct Hidden {
+    /// The site of the scores.
+    pub scores_at: Site,
+    /// Queries.
+    pub q: Tensor,
+    /// Keys.
+    pub k: Tensor,
+    /// What scores are multiplied by.
+    pub scale: f64,
+    /// The cap on scores.
+    pub softcap: Option<f64>,
+    /// The site of the probabilities, and which keys a query sees with its sinks: nothing before that step.
+    pub probs: Option<(Site, Mask, Option<Vector>)>,
+}
+
+impl Hidden {
+    /// Takes in a step that a subject does not show.
+    pub fn note(hidden: &mut Option<Hidden>, at: Site, call: &Call<Bounded>) {
+        match call {
+            Call::AttnScores { q, k, scale, softcap } => {
+                let (q, k) = (q.value.clone(), k.value.clone());
+                *hidden = Some(Hidden { scores_at: at, q, k, scale: *scale, softcap: *softcap, probs: None });
+            }
+            Call::AttnProbs { mask, sinks, .. } => {
+                if let Some(hidden) = hidden {
+                    hidden.probs = Some((at, *mask, sinks.cloned()));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Explains the context of attention whose scores and probabilities a subject does not show.
+///
+/// `call` carries the variance of the hidden steps, so a mutant may differ from the subject by their rounding.
+pub fn explain_attention(
+    hidden: &Hidden,
+    at: Site,
+    call: &Call<Bounded>,
+    subject: &Tensor,
+    contract: &Contract,
+    history: &History,
+) -> Option<Explanation> {
+    let (Call::AttnCtx { v, .. }, Some((probs_at, mask, sinks))) = (call, &hidden.probs) else {
+        return explain(at, call, subject, contract, history);
+    };
+    let values: Vec<Tensor> = call.operands().iter().map(|o| o.value.clone()).collect();
+    let spread = spread(at, call, contract)?;
+    let mut candidates = replayed(at, &call.with(&values), contract, history);
+    let mut honest = Emulate::new(contract);
+    let scores_call =
+        Call::AttnScores { q: &hidden.q, k: &hidden.k, scale: hidden.scale, softcap: hidden.softcap };
+    let probs_of = |scores: &Tensor, honest: &mut Emulate| {
+        honest.value(*probs_at, &Call::AttnProbs { scores, mask: *mask, sinks: sinks.as_ref() })
+    };
+    let context =
+        |probs: &Tensor, honest: &mut Emulate| honest.value(at, &Call::AttnCtx { probs, v: &v.value });
+    for (mutant, scores) in replayed(hidden.scores_at, &scores_call, contract, history) {
+        if scores.len() != hidden_len(&values) {
+            continue;
+        }
+        let probs = probs_of(&scores, &mut honest);
+        candidates.push((mutant, context(&probs, &mut honest)));
+        // A head that reads the wrong keys reads the wrong values too.
+        let call = Call::AttnCtx { probs: &probs, v: &v.value };
+        candidates.extend(replay(mutant, at, &call, contract, history).map(|both| (mutant, both)));
+    }
+    let scores = honest.value(hidden.scores_at, &scores_call);
+    let probs_call = Call::AttnProbs { scores: &scores, mask: *mask, sinks: sinks.as_ref() };
+    for (mutant, probs) in replayed(*probs_at, &probs_call, contract, history) {
+        if probs.len() == hidden_len(&values) {
+            candidates.push((mutant, context(&probs, &mut honest)));
+        }
+    }
+    rank(candidates, subject, &spread)
+}
+
+/// Elements of the probabilities, the first operand of the context.
+fn hidden_len(operands: &[Tensor]) -> usize {
+    operands.first().map_or(0, |probs| probs.len())
+}
+
+/// The variance of an honest subject; an element that must be exact still gets the rounding of its own size.
+fn spread(at: Site, call: &Call<Bounded>, contract: &Contract) -> Option<Vec<f64>> {
+    let expected = expect(at, call, contract, Truth::Image).ok()?;
+    let pairs = expected.variance.iter().zip(expected.r.iter());
+    Some(pairs.map(|(&v, &r)| v.max(crate::variance::rounding(r))).collect())
+}
+
+/// What every mutant that applies makes of a call.
+fn replayed(
+    at: Site,
+    call: &Call<Tensor>,
+    contract: &Contract,
+    history: &History,
+) -> Vec<(&'static Mutant, Tensor)> {
+    all().filter_map(|mutant| Some((mutant, replay(mutant, at, call, contract, history)?))).collect()
+}
+
+/// Ranks what mutants give by its distance from the subject.
+fn rank(candidates: Vec<(&'static Mutant, Tensor)>, subject: &Tensor, spread: &[f64]) -> Option<Explanation> {
+    let mut candidates: Vec<Candidate> = candidates
+        .into_iter()
+        .filter(|(_, value)| value.shape() == subject.shape())
+        .map(|(mutant, value)| Candidate {
+            mutant: mutant.name(),
+            z_rms: distance(subject, &value, spread),
+            formula: mutant.formula,
         })
         .collect();
     candidates.sort_by(|a, b| a.z_rms.total_cmp(&b.z_rms));
+    // A mutant of several steps stands where it fits best.
+    let mut seen = std::collections::BTreeSet::new();
+    candidates.retain(|candidate| seen.insert(candidate.mutant.clone()));
     let mut candidates = candidates.into_iter().peekable();
     let best = candidates.next()?;
     if best.z_rms > EXPLAINS {

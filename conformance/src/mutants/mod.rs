@@ -8,6 +8,7 @@ mod attention;
 mod cache;
 mod delta;
 pub mod device;
+mod draft;
 mod embedding;
 mod equivalent;
 pub mod explain;
@@ -92,6 +93,7 @@ pub const FAMILIES: &[(&str, &[Mutant])] = &[
     ("Mixtures of experts", moe::MUTANTS),
     ("Gated delta rule, convolutions and gates", delta::MUTANTS),
     ("Latent attention, parallel streams, sparse gates", latent::MUTANTS),
+    ("Block drafts", draft::MUTANTS),
 ];
 
 /// Every mutant that is realised in an op, family after family of mistakes.

@@ -4,7 +4,9 @@
 //! place that each output used. Every format holds ±1 at full scale, so the signs come back whatever is
 //! permuted. One launch with all weights 1 tells how many elements an output used.
 
+pub mod infer;
 mod map;
+mod order;
 mod picture;
 pub mod report;
 

@@ -1,8 +1,10 @@
 //! The forms of a probe.
 
+use super::infer::{Contradiction, Inferred};
 use super::{Axis, MapName, Probed, axes, name, svg, text as picture};
 use crate::judge::Verdict;
 use serde::Serialize;
+use std::fmt::Write;
 
 /// What a probe found.
 #[derive(Serialize)]
@@ -22,8 +24,20 @@ pub struct Report {
     right: usize,
     /// All elements.
     elements: usize,
+    /// The number formats, where asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    contract: Option<ContractPart>,
     picture: String,
-    svg: String,
+    /// The picture as SVG.
+    pub svg: String,
+}
+
+/// What a subject declares and what it shows.
+#[derive(Serialize)]
+struct ContractPart {
+    name: String,
+    found: Inferred,
+    contradictions: Vec<Contradiction>,
 }
 
 impl Report {
@@ -38,11 +52,22 @@ impl Report {
             shape: [probed.inner, probed.out],
             map: name(probed),
             descriptor: axes(probed),
+            contract: None,
             right,
             elements,
             picture: picture(probed),
             svg: svg(probed),
         }
+    }
+
+    /// Adds the number formats; one that is not as declared fails.
+    pub fn with_contract(mut self, name: &str, found: Inferred, declared: &Inferred) -> Report {
+        let contradictions = found.against(declared);
+        if !contradictions.is_empty() {
+            self.verdict = Verdict::Failed;
+        }
+        self.contract = Some(ContractPart { name: name.to_string(), found, contradictions });
+        self
     }
 
     /// The exit code.
@@ -70,8 +95,19 @@ impl Report {
             self.right,
             self.elements
         );
-        if self.verdict != Verdict::Passed {
+        if self.right != self.elements {
             text.push_str(&self.picture);
+        }
+        if let Some(part) = &self.contract {
+            for (fact, found) in part.found.facts() {
+                let declared = part.contradictions.iter().find(|c| c.fact == fact);
+                let declared = declared.map_or(String::new(), |c| format!("   DECLARED {}", c.declared));
+                let _ = writeln!(text, "  {fact:<12} {found}{declared}");
+            }
+            let _ = match part.contradictions.len() {
+                0 => writeln!(text, "  as the {} contract declares", part.name),
+                n => writeln!(text, "  not as the {} contract declares, in {n} of 6", part.name),
+            };
         }
         text
     }

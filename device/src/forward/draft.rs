@@ -212,7 +212,7 @@ impl NpuDraft {
         let (began, before) = (Instant::now(), *outside);
 
         let launcher = &mut self.launcher;
-        let mut pass = Pass { launcher, taps, start: first, chunk: 0..context, layer: None };
+        let mut pass = Pass { launcher, taps, start: first, total: context, chunk: 0..context, layer: None };
         pass.launcher.load(Stage::Begin)?;
         let mut ctx = Vec::new();
         if context > 0 {
