@@ -13,7 +13,7 @@ use device::{Engine, Fault, Lent, NpuDraft, Switches};
 use ndarray::{Axis, Slice};
 use reference::models::{Borrowed, Context, Tapped};
 use reference::{Ops, Plain, Tensor};
-use spec::{Matrix, NonFinite, Site};
+use spec::{NonFinite, Site};
 use std::sync::Arc;
 
 /// Who runs the draft.
