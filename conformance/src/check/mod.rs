@@ -51,6 +51,15 @@ pub enum OpSubject<'a> {
 }
 
 impl OpSubject<'_> {
+    /// Before a case: forgets steps of an attention that a case before left behind.
+    fn begin(&mut self) {
+        match self {
+            OpSubject::Npu(npu) => npu.begin(),
+            OpSubject::Outside(kernel) => kernel.begin(),
+            OpSubject::Reference(_) | OpSubject::Emulated(_) | OpSubject::Mutant(_) => {}
+        }
+    }
+
     /// Its result of a call.
     pub fn run(&mut self, at: Site, call: &Call<Tensor>) -> Given {
         match self {
@@ -187,6 +196,7 @@ fn run(
     // joins them rounds on the way, and may.
     let mut inside: Vec<Bounded> = Vec::new();
     let mut hidden = None;
+    subject.begin();
     (case.build)(dims, setting, &mut SplitMix64::new(options.seed), &mut |at, call| {
         let operand = |x: &Tensor| {
             let known = inside.iter().find(|bounded| bounded.value == *x);

@@ -36,6 +36,11 @@ impl NpuOps {
         Scratch::new(Kernel::best()).ok().map(|scratch| NpuOps { engine, scratch, host: HostOps::default() })
     }
 
+    /// Before a case.
+    pub fn begin(&mut self) {
+        self.host = HostOps::default();
+    }
+
     /// Its result of a call.
     pub fn run(&mut self, call: &Call<Tensor>) -> Given {
         match *call {
