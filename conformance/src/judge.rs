@@ -5,7 +5,6 @@
 
 use crate::variance::Expected;
 use serde::Serialize;
-use std::borrow::Cow;
 
 /// The chance that a clean subject fails a whole run.
 pub const FALSE_ALARM: f64 = 1e-3;
@@ -320,9 +319,9 @@ pub fn judge(
     };
     let mut scores = Vec::with_capacity(elements);
     let mut wrong_at = Vec::new();
-    let places = (0..rows).flat_map(|row| (0..columns).map(move |col| (row, col)));
-    for (n, (row, col)) in (0..elements).zip(places) {
+    for n in 0..elements {
         let z = score(subject[n], r[n], v[n]);
+        let (row, col) = (n / columns, n % columns);
         scores.push(z);
         if z.abs() > result.z_max {
             result.z_max = z.abs();
@@ -456,9 +455,8 @@ impl SiteResult {
     }
 }
 
-/// The values in storage order; copied only where they do not stand so.
-fn flat(x: &ndarray::ArrayD<f64>) -> Cow<'_, [f64]> {
-    x.as_slice().map_or_else(|| x.iter().copied().collect(), Cow::Borrowed)
+fn flat(x: &ndarray::ArrayD<f64>) -> Vec<f64> {
+    x.iter().copied().collect()
 }
 
 /// Which rows and columns the wrong elements fill, in words.

@@ -7,7 +7,6 @@ use super::block::{conv_sizes, walk_sizes};
 use super::{Bounded, U, delta, rounding, ulp};
 use crate::contract::Host;
 use ndarray::{ArrayD, Zip};
-use rayon::prelude::*;
 use reference::ops::evaluate;
 use reference::{Call, Tensor};
 use spec::NonFinite;
@@ -269,22 +268,15 @@ fn probed(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<ArrayD<f64>, NonFinit
             continue;
         }
         let weight = 1.0 / (PROBES as f64 * kind.enlarged().powi(2));
-        let moved = |probe: usize| {
+        for probe in 0..PROBES {
             let operands = call.operands().into_iter().enumerate();
             let operands: Vec<Tensor> =
                 operands.map(|(o, operand)| kind.perturbed(operand, (probe * 16 + o) as u64)).collect();
-            evaluate(&call.with(&operands))
-        };
-        // As many at a time as there are threads: each holds a result.
-        let probes: Vec<usize> = (0..PROBES).collect();
-        for probes in probes.chunks(rayon::current_num_threads()) {
-            let all = probes.par_iter().map(|&probe| moved(probe)).collect::<Result<Vec<_>, _>>()?;
-            for moved in all {
-                Zip::from(&mut total).and(&moved).and(r).for_each(|total, moved, r| {
-                    let difference = moved - r;
-                    *total += weight * difference * difference;
-                });
-            }
+            let moved = evaluate(&call.with(&operands))?;
+            Zip::from(&mut total).and(&moved).and(r).for_each(|total, moved, r| {
+                let difference = moved - r;
+                *total += weight * difference * difference;
+            });
         }
     }
     Ok(total)
