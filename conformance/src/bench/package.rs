@@ -5,8 +5,9 @@ use super::figure::{PAIRS, seconds};
 use super::machine;
 use crate::ab::median;
 use crate::golden_gate::argmax;
+use crate::subject::SubjectSpec;
 use crate::verify::Loaded;
-use device::{Npu, Switches};
+use device::{Engine, Npu, Switches};
 use reference::{Call, Ops, Plain, Tensor};
 use serde::{Deserialize, Serialize};
 use spec::Site;
@@ -17,8 +18,8 @@ use std::collections::BTreeMap;
 pub enum Arm {
     /// The reference.
     Reference,
-    /// The NPU path.
-    Npu(device::Engine),
+    /// The NPU path with an engine and its switches.
+    Npu(Engine, Switches),
 }
 
 /// Tokens a second on a number of threads.
@@ -106,8 +107,8 @@ pub fn run(
         .map_err(|error| BenchError::Usage(format!("threads: {error}")))?;
     let mut npu = match arm {
         Arm::Reference => None,
-        Arm::Npu(engine) => {
-            let mut npu = Npu::init(&loaded.config, &loaded.weights, engine, Switches::default())?;
+        Arm::Npu(engine, switches) => {
+            let mut npu = Npu::init(&loaded.config, &loaded.weights, engine, switches)?;
             npu.warm_up()?;
             Some(npu)
         }
@@ -145,7 +146,7 @@ pub fn run(
     Ok(Run {
         subject: match arm {
             Arm::Reference => "reference".into(),
-            Arm::Npu(engine) => format!("npu:{engine}"),
+            Arm::Npu(engine, switches) => SubjectSpec::Npu(engine, switches).to_string(),
         },
         prompt: prompt.len(),
         steps,

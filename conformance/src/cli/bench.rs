@@ -30,8 +30,8 @@ pub struct Args {
     /// The Python that has numpy and gguf.
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: String,
-    /// What runs the package, in turn.
-    #[arg(long, value_name = "SPEC", value_delimiter = ',', default_value = "reference,npu")]
+    /// What runs the package: reference, npu:ENGINE; may be given several times.
+    #[arg(long, value_name = "SPEC", default_values = ["reference", "npu"])]
     subject: Vec<String>,
     /// Tokens of the prompt of a package.
     #[arg(long, value_name = "N", default_value_t = 32)]
@@ -75,7 +75,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
 fn arm(subject: &str) -> Result<Arm, CliError> {
     match subject.parse()? {
         SubjectSpec::Reference => Ok(Arm::Reference),
-        SubjectSpec::Npu(engine, _) => Ok(Arm::Npu(engine)),
+        SubjectSpec::Npu(engine, switches) => Ok(Arm::Npu(engine, switches)),
         _ => Err(CliError::Usage(format!("bench runs reference and npu:ENGINE, not {subject}"))),
     }
 }
