@@ -56,7 +56,10 @@ impl OpSubject<'_> {
         match self {
             OpSubject::Npu(npu) => npu.begin(),
             OpSubject::Outside(kernel) => kernel.begin(),
-            OpSubject::Reference(_) | OpSubject::Emulated(_) | OpSubject::Mutant(_) => {}
+            OpSubject::Reference(_)
+            | OpSubject::Emulated(_)
+            | OpSubject::Mutant(_)
+            | OpSubject::Brought(_) => {}
         }
     }
 
