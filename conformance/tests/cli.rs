@@ -341,7 +341,7 @@ fn inspect_lists_what_it_refuses() {
 
     // A pair shows both.
     let (code, json) = inspect_json("dflash");
-    assert_eq!((code, &json["draft"]["family"]), (0, &serde_json::json!("DFlashDraftModel")));
+    assert_eq!((code, &json["draft"]["family"]), (0, &serde_json::json!("MuseGlimmerAssistantModel")));
     assert!(json["draft"]["tensors"].as_array().unwrap().iter().all(|t| t["use"] == "read"));
 }
 

@@ -139,8 +139,7 @@ mod tests {
         let c = config(
             json!({"model_type": "mistral", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 8,
             "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_act": "silu",
-            "max_position_embeddings": 100, "rms_norm_eps": 1e-6, "sliding_window": 5,
-            "rope_theta": 10000.0}),
+            "max_position_embeddings": 100, "rms_norm_eps": 1e-6, "sliding_window": 5, "rope_theta": 1e4}),
         );
         assert_eq!(layers(&c), [Layer { per_position: 32, window: Some(5), fixed: 0 }; 3]);
     }
