@@ -156,8 +156,4 @@ fn the_table_covers_every_op() {
     let q = found.coverage.iter().find(|row| row.sites.contains(&"q_proj")).unwrap();
     // Hidden 32, four heads of 8, three layers; the queries share their shape with the output projection.
     assert_eq!((q.op, &*q.shape, &q.layers[..], q.sight), ("linear", "32x32", &[0, 1, 2][..], Sight::Judged));
-    // One token shows no mistake of a causal mask, nor of anything else in the probabilities of one key.
-    let seeded = seeded::heads_6_2(1);
-    let one = of_seeded(&seeded, &seeded.prompt[..1]);
-    assert!(one.coverage.iter().any(|row| row.sight == Sight::Blind), "{:?}", one.coverage);
 }

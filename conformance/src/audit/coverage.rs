@@ -189,6 +189,34 @@ mod tests {
         assert_eq!(row(&[]).layers_in_words(), "outside");
     }
 
+    // Two products of one shape: a mutant is shown at that of layer 0, and survives at that of layer 1.
+    #[test]
+    fn a_layer_where_nothing_is_shown_is_blind() {
+        let placed = Placed { op: "linear", shape: "32x40".into(), format: "bf16".into() };
+        let places = [0, 1].map(|layer| (Site::layer(layer, "q_proj"), placed.clone()));
+        let (package, mutant) = ("p".to_string(), "lin-transpose-square".to_string());
+        let kill = Kill {
+            package: package.clone(),
+            mutant: mutant.clone(),
+            site: "layers.0.q_proj".into(),
+            verdict_site: "prefill.layers.0.q_proj".into(),
+            at: crate::judge::Place { row: 0, col: 0 },
+            explained: None,
+        };
+        let survivor = crate::audit::Survivor {
+            package,
+            mutant,
+            sites: vec!["layers.1.q_proj".into()],
+            why: "square and symmetric".into(),
+            change: "asymmetric weights".into(),
+        };
+        let audit = Audit { kills: vec![kill], survivors: vec![survivor], ..Audit::default() };
+        let rows = table("p", &BTreeMap::from(places), &audit);
+        let told: Vec<(Sight, &[u32], usize, usize)> =
+            rows.iter().map(|row| (row.sight, &row.layers[..], row.mutants, row.shown)).collect();
+        assert_eq!(told, [(Sight::Judged, &[0][..], 1, 1), (Sight::Blind, &[1][..], 1, 0)]);
+    }
+
     #[test]
     fn what_a_subject_hides_is_not_supported() {
         let mut audit = Audit { coverage: vec![row(&[0, 1]), row(&[3])], ..Audit::default() };

@@ -114,7 +114,8 @@ pub fn explain_attention(
         return explain(at, call, subject, contract, history);
     };
     let values: Vec<Tensor> = call.operands().iter().map(|o| o.value.clone()).collect();
-    let spread = spread(at, call, contract)?;
+    // The hidden steps' variance is that at the honest values; at a mutant's own it may be a few times as large.
+    let spread: Vec<f64> = spread(at, call, contract)?.into_iter().map(|v| 4.0 * v).collect();
     let mut candidates = replayed(at, &call.with(&values), contract, history);
     let mut honest = Emulate::new(contract);
     let scores_call =
