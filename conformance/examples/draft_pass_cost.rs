@@ -5,7 +5,7 @@
 //! ```
 //!
 //! One pass is one draft block and one target pass over it, whatever stands before: products do not grow with the
-//! prompt, attention does. For the reference and for the NPU path it prints the time of a pass against that behind
+//! prompt, attention does. For the reference and for the NPU path it prints the best time of a pass against that behind
 //! the shortest prompt, how far the multiply-adds of attention alone explain it, and what computing the whole
 //! prompt again for every pass would cost.
 
@@ -24,7 +24,10 @@ type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Fallible<()> {
     let (target, draft) = Package::pair("dflash")?;
-    let config = Config::parse(target.config(), &[])?.config;
+    // The bundled pair is made for 128 positions; nothing in it depends on how many there are.
+    let mut longer = target.config().clone();
+    longer.insert("max_position_embeddings".into(), 4096.into());
+    let config = Config::parse(&longer, &[])?.config;
     let weights = Weights::load(&config, target.tensors())?;
     let (draft_config, _) = DraftConfig::parse(draft.config(), &[])?;
     let draft_weights = DraftWeights::load(&draft_config, draft.tensors())?;
@@ -84,8 +87,9 @@ fn report<S: Speculate<Error = HostError>>(
             host.commit(block)?;
             times.push(started.elapsed().as_secs_f64());
         }
-        times.sort_by(f64::total_cmp);
-        let (pass, work) = (times[times.len() / 2], products + a_key * length as f64);
+        // The best of them: what other programs take away is not the pass's.
+        let (pass, work) =
+            (times.iter().copied().fold(f64::INFINITY, f64::min), products + a_key * length as f64);
         let (least, least_work) = *first.get_or_insert((pass, work));
         println!(
             "  {length:5} tokens: {:8.3} ms a pass, {:5.2} times the first; multiply-adds {:5.2} times; the prompt again {:8.1} ms",
