@@ -40,7 +40,7 @@ fn run(
     let contract = Contract::named(contract).unwrap();
     let selection = mutate.map(|m| Selection::parse(m).unwrap());
     let options = Options {
-        subject: &SubjectSpec::Npu(contract.name.parse::<Engine>().unwrap()),
+        subject: &SubjectSpec::Npu(contract.name.parse::<Engine>().unwrap(), Default::default()),
         contract: &contract,
         view: View::Own,
         mutate: selection.as_ref(),

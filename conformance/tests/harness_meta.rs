@@ -225,7 +225,7 @@ fn flat_fixtures_are_mistrusted() {
     let loaded =
         Loaded { name: "mirrored".into(), config, weights, model, golden: None, topk: None, draft: None };
     let options = Options {
-        subject: &SubjectSpec::Npu(device::Engine::Int8),
+        subject: &SubjectSpec::Npu(device::Engine::Int8, Default::default()),
         contract: &contract,
         view: View::Own,
         mutate: None,

@@ -3,6 +3,7 @@
 use super::load::{check_ids, check_length, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome, repro};
 use crate::contract::Contract;
+use crate::cost::{CostPerToken, DeviceFile};
 use crate::follow::View;
 use crate::judge::Verdict;
 use crate::mutants::Selection;
@@ -46,9 +47,12 @@ pub struct Args {
     /// Seconds that a command or a library may take for one call.
     #[arg(long, value_name = "S")]
     timeout: Option<f64>,
-    /// Print the counted cost of a token.
+    /// Print the counted cost of a token, layer by layer.
     #[arg(long)]
     cost: bool,
+    /// With --cost: predict milliseconds a token on the device that this file describes (JSON).
+    #[arg(long, value_name = "FILE", requires = "cost")]
+    device: Option<PathBuf>,
     /// Pass over this unknown config key.
     #[arg(long, value_name = "KEY")]
     allow_unknown: Vec<String>,
@@ -63,7 +67,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     prepare(&mut subject, args)?;
     let contract = contract(&subject, args.contract.as_deref())?;
     let mutate = args.mutate.as_deref().map(Selection::parse).transpose()?;
-    if mutate.is_some() && !matches!(subject, SubjectSpec::Npu(_)) {
+    if mutate.is_some() && !matches!(subject, SubjectSpec::Npu(..)) {
         return Err(CliError::Usage(format!(
             "--mutate puts a wrong subject in the NPU path's place; it does not change {}",
             args.subject
@@ -84,6 +88,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         steps: args.tokens,
         pictures: format == Format::Html,
     };
+    let device = args.device.as_deref().map(DeviceFile::read).transpose()?;
     let bar = progress(packages.len());
     let mut results = Vec::new();
     for name in &packages {
@@ -106,6 +111,9 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         for (n, prompt) in prompts.iter().enumerate() {
             let mut result = verify(&loaded, prompt, &options, repro())?;
             result.prompt = (prompts.len() > 1).then_some(n);
+            if let Some(cost) = &mut result.cost {
+                *cost = detailed(cost, args, &subject, device.as_ref())?;
+            }
             if seeded && result.reason.is_none() {
                 result.reason = Some(format!("no prompt and no golden: ran on the seeded ids {prompt:?}"));
             }
@@ -129,6 +137,21 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         Format::Html => report::html::verify(&results),
     };
     Ok(Outcome { report, code })
+}
+
+/// A cost as far as it was asked for: without its layers, or with them and a prediction.
+fn detailed(
+    cost: &CostPerToken,
+    args: &Args,
+    subject: &SubjectSpec,
+    device: Option<&DeviceFile>,
+) -> Result<CostPerToken, CliError> {
+    let mut detail = cost.detail.clone().filter(|_| args.cost);
+    if let (Some(detail), Some(device), SubjectSpec::Npu(engine, _)) = (&mut detail, device, subject) {
+        let file = args.device.as_ref().map_or(String::new(), |path| path.display().to_string());
+        detail.predicted = Some(device.predict(&file, *engine, detail)?);
+    }
+    Ok(CostPerToken { detail, ..cost.clone() })
 }
 
 /// Hands the arguments that belong to a subject to it.

@@ -1,8 +1,9 @@
 //! What verifying one package gives.
 
+use crate::cost::CostPerToken;
 use crate::judge::{Mismatch, SiteResult, Verdict};
 use crate::mutants::explain::Explanation;
-use crate::subject::CostPerToken;
+use crate::routing::Swap;
 use serde::Serialize;
 
 /// The reference against its golden.
@@ -67,6 +68,9 @@ pub struct LogitsResult {
     /// Every flip.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub flips: Vec<Flip>,
+    /// Experts that the subject took for others within rounding, where tokens flip.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub swaps: Vec<Swap>,
 }
 
 /// A position whose largest logit is another one.
@@ -86,6 +90,9 @@ pub struct Flip {
     pub sigmas: f64,
     /// Whether that is within four.
     pub near_tie: bool,
+    /// Whether `sigmas` is of the reference that followed the subject's experts, see [`LogitsResult::swaps`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub rerouted: bool,
 }
 
 /// The first wrong site.
