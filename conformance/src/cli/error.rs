@@ -37,6 +37,9 @@ pub enum CliError {
     /// A contract file that is none.
     #[error(transparent)]
     Contract(#[from] crate::contract::ContractError),
+    /// A device file that is none.
+    #[error(transparent)]
+    DeviceFile(#[from] crate::cost::DeviceFileError),
     /// A subject that does not exist.
     #[error(transparent)]
     Subject(#[from] UnknownSubject),

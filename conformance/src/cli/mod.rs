@@ -137,7 +137,7 @@ fn emit(report: &str, output: Option<&std::path::Path>) -> Result<(), CliError> 
 }
 
 /// The arguments of this process as one line that runs the same again.
-fn repro() -> String {
+pub(crate) fn repro() -> String {
     let mut line = "karat".to_string();
     let mut skip = false;
     for argument in std::env::args().skip(1) {
