@@ -21,6 +21,7 @@
 
 pub mod ab;
 pub mod audit;
+pub mod bench;
 pub mod cases;
 pub mod check;
 pub mod cli;

@@ -52,6 +52,9 @@ pub enum CliError {
     /// Dumps that cannot be compared.
     #[error(transparent)]
     Diff(#[from] DiffError),
+    /// A measurement that was not possible.
+    #[error(transparent)]
+    Bench(#[from] crate::bench::BenchError),
     /// A file that cannot be read or written.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),
