@@ -3,6 +3,7 @@
 //! So every site shows the error that the subject made there, and not what it inherited.
 
 use crate::contract::{Contract, decoded_image};
+use crate::extract::{FailedOp, described};
 use crate::judge::{Budget, SiteResult, Verdict, judge, rows_and_columns};
 use crate::mutants::History;
 use crate::mutants::explain::{Explanation, explain};
@@ -62,6 +63,10 @@ pub struct Follow<'a> {
     pub spans: Vec<(Site, Option<Site>)>,
     /// The last exposed site, and whether sites behind it were not exposed.
     gap: (Option<Site>, bool),
+    /// Whether the first failing op is to be kept with all that it was judged on.
+    pub extract: bool,
+    /// That op.
+    pub failed: Option<FailedOp>,
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
     /// What the subject computed so far, or the reference where it does not show it.
@@ -94,6 +99,8 @@ impl<'a> Follow<'a> {
             not_exposed,
             spans: Vec::new(),
             gap: (None, false),
+            extract: false,
+            failed: None,
             explanation: None,
             history: History::new(),
             error: None,
@@ -179,6 +186,15 @@ impl<'a> Follow<'a> {
         if result.verdict == Verdict::Failed && self.explain {
             self.explain = false;
             self.explanation = explain(at, call, subject, self.contract, &self.history);
+            if self.extract {
+                self.failed = Some(FailedOp {
+                    tap: name,
+                    call: described(call, expected.r.shape()),
+                    subject: continued(subject, expected.clone()).value,
+                    expected: expected.clone(),
+                    budget: self.budget,
+                });
+            }
         }
         self.results.push(result);
     }

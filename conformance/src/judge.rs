@@ -102,6 +102,11 @@ pub struct GroupLimits {
 }
 
 impl GroupLimits {
+    /// The quantile that the limits are made from.
+    pub fn z(&self) -> f64 {
+        self.z
+    }
+
     /// Largest rms z of `n` elements: a tenth for the model, times the quantile of a mean of squares
     /// (Wilson and Hilferty's cube of a normal).
     pub fn rms_max(&self, n: usize) -> f64 {
@@ -153,6 +158,8 @@ pub struct SiteResult {
     pub z_bias: f64,
     /// Largest |subject - R|.
     pub max_abs: f64,
+    /// Root mean square of subject - R.
+    pub rms_abs: f64,
     /// The element with the largest |z|.
     pub worst: Place,
     /// The first wrong element in storage order.
@@ -303,6 +310,7 @@ pub fn judge(
         z_rms: 0.0,
         z_bias: 0.0,
         max_abs: 0.0,
+        rms_abs: 0.0,
         worst: Place { row: 0, col: 0 },
         first_wrong: None,
         pattern: None,
@@ -321,6 +329,7 @@ pub fn judge(
         }
         let difference = (f64::from(subject[n]) - r[n]).abs();
         let difference = if z == 0.0 { 0.0 } else { difference };
+        result.rms_abs += difference * difference;
         if difference > result.max_abs || difference.is_nan() {
             result.max_abs = difference;
         }
@@ -345,6 +354,7 @@ pub fn judge(
             by_tile[row / TILE.0 * tiles_across + col / TILE.1].add(z);
         }
     }
+    result.rms_abs = (result.rms_abs / elements.max(1) as f64).sqrt();
     (result.inexact, result.z_rms, result.z_bias) = (pooled.n, pooled.rms(), pooled.mean());
     if result.wrong > 0 {
         result.verdict = Verdict::Failed;

@@ -3,7 +3,6 @@
 use crate::cli::CliError;
 use crate::cli::load::{load, seeded_prompt};
 use crate::contract::Contract;
-use crate::follow::View;
 use crate::subject::{Answer, Kernel, SubjectSpec};
 use crate::verify::{Options, PackageResult, verify_kernel};
 use device::plugin::OpCall;
@@ -28,15 +27,8 @@ pub fn check(
         Some(golden) => golden.manifest().prompt.clone(),
         None => seeded_prompt(&loaded.config),
     };
-    let options = Options {
-        subject: &SubjectSpec::Reference,
-        contract: &contract,
-        view: View::Own,
-        mutate: None,
-        sites: Some("prefill.*"),
-        steps: 0,
-        pictures: false,
-    };
+    let options =
+        Options { sites: Some("prefill.*"), steps: 0, ..Options::new(&SubjectSpec::Reference, &contract) };
     let repro = format!("conformance::kernel::check({package:?}, {op:?}, {:?}, ...)", contract.name);
     Ok(verify_kernel(&loaded, &prompt, &options, Box::new(OneOp { op, kernel }), repro)?)
 }

@@ -21,6 +21,7 @@
 
 pub mod ab;
 pub mod audit;
+pub mod bench;
 pub mod cases;
 pub mod check;
 pub mod cli;
@@ -29,12 +30,14 @@ pub mod cost;
 pub mod draft;
 pub mod dumping;
 pub mod emulate;
+pub mod extract;
 pub mod follow;
 pub mod golden_gate;
 pub mod goldens;
 pub mod inspect;
 pub mod judge;
 pub mod kernel;
+pub mod known;
 pub mod mutants;
 pub mod passes;
 pub mod probe;

@@ -106,7 +106,6 @@ fn sixty_layers_fit_in_five_megabytes() {
 
 fn failing() -> PackageResult {
     use conformance::contract::Contract;
-    use conformance::follow::View;
     use conformance::mutants::Selection;
     use conformance::verify::{Loaded, Options, verify};
     use spec::{Config, Weights};
@@ -118,15 +117,8 @@ fn failing() -> PackageResult {
         Loaded { name: "llama".into(), config, weights, model, golden: None, topk: None, draft: None };
     let (subject, contract) = ("npu".parse().unwrap(), Contract::named("int8").unwrap());
     let mutate = Selection::parse("residual-wrong:doubled").unwrap();
-    let options = Options {
-        subject: &subject,
-        contract: &contract,
-        view: View::Own,
-        mutate: Some(&mutate),
-        sites: None,
-        steps: 4,
-        pictures: true,
-    };
+    let options =
+        Options { steps: 4, pictures: true, mutate: Some(&mutate), ..Options::new(&subject, &contract) };
     let prompt: Vec<u32> = (0..33).map(|n| n * 7 % 90).collect();
     verify(&loaded, &prompt, &options, "karat verify".into()).unwrap()
 }

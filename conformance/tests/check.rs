@@ -21,7 +21,9 @@ fn honest_subjects_pass_every_case() {
         let wrong: Vec<&Value> =
             report["cases"].as_array().unwrap().iter().filter(|c| c["verdict"] == "FAILED").collect();
         assert_eq!(code, 0, "{subject}: {wrong:#?}");
-        assert!(report["passed"].as_u64().unwrap() >= 20, "{subject}: {}", report["passed"]);
+        // The path joins the steps of attention and has no table lookup, slices and decay by themselves.
+        let most = if subject.starts_with("npu") { 60 } else { 75 };
+        assert!(report["passed"].as_u64().unwrap() >= most, "{subject}: {}", report["passed"]);
     }
 }
 
@@ -51,6 +53,12 @@ fn mutants_of_other_ops_fail_their_cases() {
         ("norm-eps-outside-sqrt", "rms_norm/large_eps"),
         ("attn-gqa-map:mod", "attn_scores/grouped_heads"),
         ("attn-gqa-map:div-kv", "attn_scores/many_groups"),
+        ("attn-gqa-map:mod", "attention/grouped_heads"),
+        ("attn-gqa-map:div-kv", "attention/one_token"),
+        ("mask-causal-off-by-one:next", "attention/grouped_heads"),
+        ("mask-window-off-by-one:wide", "attention/window"),
+        ("mask-window-off-by-one:narrow", "attention/window"),
+        ("attn-sink", "attention/softcap_and_sinks"),
         ("mask-window-off-by-one:wide", "attn_probs/window"),
         ("mask-causal-off-by-one:next", "attn_probs/causal"),
         ("rope-pairing", "rotate/half_split"),
@@ -87,8 +95,48 @@ fn a_wrong_call_is_one_sentence() {
         assert_eq!((code, error.lines().count()), (2, 1), "{args:?}: {out}{error}");
         assert!(error.contains(says), "{args:?}: {error}");
     }
-    let (code, _, _) = karat(&["check", "--op", "append"]);
+}
+
+/// A subject with some of the ops is judged by those; where none could be judged nothing is known.
+#[test]
+fn what_is_not_supported_is_counted_and_named() {
+    let (code, text, _) = karat(&["check", "--op", "slice"]);
     assert_eq!(code, 3, "the NPU path has no such op by itself");
+    assert!(
+        text.ends_with("NOT_SUPPORTED on npu under int8: 0 passed, 0 failed, 1 not supported\n"),
+        "{text}"
+    );
+    let (code, report) = json(&["check"]);
+    assert_eq!((code, &report["verdict"]), (0, &"PASSED".into()));
+    let ops = report["not_supported_ops"].as_array().unwrap();
+    assert!(ops.contains(&"attn_scores".into()) && !ops.contains(&"attention".into()), "{ops:?}");
+    let (_, text, _) = karat(&["check"]);
+    assert!(text.contains("not supported: ") && text.contains(" not supported\n"), "{text}");
+}
+
+#[test]
+fn a_known_case_is_excused_until_its_day() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("known.json");
+    let write = |case: &str, day: &str| {
+        let entry = serde_json::json!({"case": case, "reason": "launches of 16 rows", "expires": day});
+        let text = serde_json::json!({"schema": "karat/known-failures/1", "known": [entry]});
+        std::fs::write(&file, text.to_string()).unwrap();
+    };
+    let path = file.to_str().unwrap();
+    let run = || {
+        let mutant = ["--suite", "structure", "--mutate", "rows-beyond-tile", "--known-failures", path];
+        json(&[&["check", "--op", "linear"][..], &mutant].concat())
+    };
+    write("linear/row_*", "2999-12-31");
+    let (code, report) = run();
+    assert_eq!((code, &report["skipped"]), (0, &3.into()), "{report}");
+    write("linear/row_17", "2999-12-31");
+    let (code, report) = run();
+    let new = report["known_failures"]["new_failures"].as_array().unwrap();
+    assert_eq!((code, new.len()), (1, 2), "{report}");
+    write("linear/tail_of_n", "2020-01-01");
+    assert_eq!(json(&["check", "--op", "linear", "--known-failures", path]).0, 1);
 }
 
 #[test]

@@ -29,15 +29,7 @@ fn loaded(name: &str) -> (Loaded, Vec<u32>) {
 fn run((package, prompt): &(Loaded, Vec<u32>), subject: &str) -> PackageResult {
     let subject: SubjectSpec = subject.parse().unwrap();
     let contract = Contract::named(subject.contract_name()).unwrap();
-    let options = Options {
-        subject: &subject,
-        contract: &contract,
-        view: View::Own,
-        mutate: None,
-        sites: None,
-        steps: 2,
-        pictures: false,
-    };
+    let options = Options { steps: 2, ..Options::new(&subject, &contract) };
     verify(package, prompt, &options, "karat verify".into()).unwrap()
 }
 

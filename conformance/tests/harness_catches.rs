@@ -2,7 +2,6 @@
 //! mistake says so.
 
 use conformance::contract::Contract;
-use conformance::follow::View;
 use conformance::judge::Verdict;
 use conformance::mutants::{self, Selection};
 use conformance::subject::SubjectSpec;
@@ -39,15 +38,8 @@ fn run(
 ) -> Result<PackageResult, VerifyError> {
     let contract = Contract::named(contract).unwrap();
     let selection = mutate.map(|m| Selection::parse(m).unwrap());
-    let options = Options {
-        subject: &SubjectSpec::Npu(contract.name.parse::<Engine>().unwrap(), Default::default()),
-        contract: &contract,
-        view: View::Own,
-        mutate: selection.as_ref(),
-        sites: None,
-        steps: 2,
-        pictures: false,
-    };
+    let subject = SubjectSpec::Npu(contract.name.parse::<Engine>().unwrap(), Default::default());
+    let options = Options { mutate: selection.as_ref(), steps: 2, ..Options::new(&subject, &contract) };
     verify(package, prompt, &options, "karat verify".into())
 }
 

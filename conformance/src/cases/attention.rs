@@ -6,8 +6,8 @@
 use super::Suite::{Rounding, Structure};
 use super::{Dims, Line, Setting, Suite, With, fill, line, normal, tensor, whole};
 use fixtures::random::SplitMix64;
-use reference::Call;
 use reference::ops::{Mask, Reach};
+use reference::{Call, Plain};
 use spec::{Site, Vector};
 
 pub(super) const CASES: &[Line] = &[
@@ -80,6 +80,48 @@ pub(super) const CASES: &[Line] = &[
         Rounding,
         &[("tokens", 4), ("keys", 40), ("kv_heads", 2), ("group", 3), ("head_dim", 32)],
         context,
+    ),
+    line(
+        "attention/grouped_heads",
+        "a key head of another group, a token that sees the next",
+        Structure,
+        &[("tokens", 6), ("before", 4), ("kv_heads", 2), ("group", 3), ("head_dim", 10)],
+        attended,
+    ),
+    line(
+        "attention/one_token",
+        "a path of its own for one row",
+        Structure,
+        &[("tokens", 1), ("before", 40), ("kv_heads", 2), ("group", 4), ("head_dim", 12)],
+        attended,
+    ),
+    line(
+        "attention/many_keys",
+        "keys behind the first block, or the last ones",
+        Structure,
+        &[("tokens", 3), ("before", 130), ("kv_heads", 2), ("group", 3), ("head_dim", 10)],
+        attended,
+    ),
+    line(
+        "attention/window",
+        "a window one too wide or too narrow",
+        Structure,
+        &[("tokens", 20), ("before", 3), ("kv_heads", 2), ("group", 3), ("head_dim", 10)],
+        attended_window,
+    ),
+    line(
+        "attention/realistic",
+        "a maximum that is not moved, a sum in too few bits",
+        Rounding,
+        &[("tokens", 9), ("before", 91), ("kv_heads", 2), ("group", 3), ("head_dim", 64)],
+        attended,
+    ),
+    line(
+        "attention/softcap_and_sinks",
+        "sinks or the cap left out",
+        Rounding,
+        &[("tokens", 5), ("before", 30), ("kv_heads", 2), ("group", 3), ("head_dim", 32)],
+        attended_capped,
     ),
     line(
         "append/behind",
@@ -171,6 +213,69 @@ fn context(dims: &Dims, setting: Setting, random: &mut SplitMix64, with: &mut Wi
         Suite::Rounding => tensor(&[heads, tokens, keys], |_| (2.0 * random.uniform() / keys as f64) as f32),
     };
     let v = fill(&[keys, kv_heads, dim], setting, random);
+    with(Site::layer(0, "attn_ctx"), &Call::AttnCtx { probs: &probs, v: &v });
+}
+
+fn attended(dims: &Dims, setting: Setting, random: &mut SplitMix64, with: &mut With) {
+    joined(dims, setting, random, Reach::Causal, None, None, with);
+}
+
+fn attended_window(dims: &Dims, setting: Setting, random: &mut SplitMix64, with: &mut With) {
+    joined(dims, setting, random, Reach::Window(8), None, None, with);
+}
+
+fn attended_capped(dims: &Dims, setting: Setting, random: &mut SplitMix64, with: &mut With) {
+    let heads = dims.get("kv_heads") * dims.get("group");
+    let values: Vec<f32> = (0..heads).map(|_| (2.0 * random.normal()) as f32).collect();
+    let sinks = Vector::new("sinks", values);
+    joined(dims, setting, random, Reach::Causal, Some(4.0), Some(&sinks), with);
+}
+
+/// Scores, probabilities and context, each on the exact result of the one before.
+///
+/// In a structure case every query reads one column of the keys, which holds the numbers from 0 to keys - 1 in
+/// an order of its own for every key head and column, times ±1024: one visible key is that much above the
+/// next, and which one it is tells heads, columns and the edge of the mask apart.
+fn joined(
+    dims: &Dims,
+    setting: Setting,
+    random: &mut SplitMix64,
+    reach: Reach,
+    softcap: Option<f64>,
+    sinks: Option<&Vector>,
+    with: &mut With,
+) {
+    let (tokens, before) = (dims.get("tokens"), dims.get("before"));
+    let (kv_heads, dim) = (dims.get("kv_heads"), dims.get("head_dim"));
+    let (heads, keys) = (kv_heads * dims.get("group"), before + tokens);
+    let structure = setting.suite == Suite::Structure;
+    let (q, k) = if structure {
+        let mut k = tensor(&[keys, kv_heads, dim], |_| 0.0);
+        for h in 0..kv_heads {
+            for i in 0..dim {
+                let mut order: Vec<usize> = (0..keys).collect();
+                (1..keys).rev().for_each(|j| order.swap(j, random.below(j + 1)));
+                (0..keys).for_each(|j| k[[j, h, i]] = order[j] as f32);
+            }
+        }
+        let q = tensor(&[tokens, heads, dim], |n| {
+            let (t, h, i) = (n / dim / heads, n / dim % heads, n % dim);
+            let sign = if (t + h) % 2 == 0 { 4096.0 } else { -4096.0 };
+            if i == (h + 2 * t) % dim { sign } else { 0.0 }
+        });
+        (q, k)
+    } else {
+        (normal(&[tokens, heads, dim], 1.0, random), normal(&[keys, kv_heads, dim], 1.0, random))
+    };
+    let v = fill(&[keys, kv_heads, dim], setting, random);
+    let scale = if structure { 0.25 } else { 1.0 / (dim as f64).sqrt() };
+    let mut plain = Plain::default();
+    let call = Call::AttnScores { q: &q, k: &k, scale, softcap };
+    with(Site::layer(0, "attn_scores"), &call);
+    let scores = plain.value(&call);
+    let call = Call::AttnProbs { scores: &scores, mask: Mask { first: before, reach }, sinks };
+    with(Site::layer(0, "attn_probs"), &call);
+    let probs = plain.value(&call);
     with(Site::layer(0, "attn_ctx"), &Call::AttnCtx { probs: &probs, v: &v });
 }
 

@@ -91,9 +91,11 @@ fn grouped(dims: &Dims, _: Setting, random: &mut SplitMix64, with: &mut With) {
 }
 
 fn weighed(dims: &Dims, random: &mut SplitMix64, router: &Router, with: &mut With) {
-    let (tokens, experts, choices) = (dims.get("tokens"), router.num_experts, router.num_experts_per_tok);
-    let logits = normal(&[tokens, experts], 1.0, random);
-    let index = tensor(&[tokens, choices], |n| ((n / choices + 3 * (n % choices)) % experts) as f32);
+    let (tokens, choices) = (dims.get("tokens"), router.num_experts_per_tok);
+    let logits = normal(&[tokens, router.num_experts], 1.0, random);
+    // The chosen experts, the best last: weights belong to ids and not to ranks.
+    let chosen = reference::ops::router_index(&logits, router, None);
+    let index = tensor(&[tokens, choices], |n| chosen[[n / choices, choices - 1 - n % choices]] as f32);
     with(Site::layer(0, "router_weights"), &Call::RouterWeights { logits: &logits, index: &index, router });
 }
 

@@ -1,8 +1,9 @@
 //! The NPU path, op by op: products on images, and what the host side offers by itself.
 
 use super::Given;
+use super::host::HostOps;
 use device::engine::{Engine, Scratch};
-use device::host::{act, norm};
+use device::host::act;
 use device::pack::{Image, PackError};
 use device::simd::Kernel;
 use reference::{Call, Tensor};
@@ -15,6 +16,7 @@ const LAUNCH: usize = 128;
 pub struct NpuOps {
     engine: Engine,
     scratch: Scratch,
+    host: HostOps,
 }
 
 enum Refused {
@@ -31,7 +33,12 @@ impl From<PackError> for Refused {
 impl NpuOps {
     /// The engine on the fastest kernel of this machine.
     pub fn new(engine: Engine) -> Option<NpuOps> {
-        Scratch::new(Kernel::best()).ok().map(|scratch| NpuOps { engine, scratch })
+        Scratch::new(Kernel::best()).ok().map(|scratch| NpuOps { engine, scratch, host: HostOps::default() })
+    }
+
+    /// Before a case.
+    pub fn begin(&mut self) {
+        self.host = HostOps::default();
     }
 
     /// Its result of a call.
@@ -42,41 +49,7 @@ impl NpuOps {
                 Err(Refused::Pack(error)) => Given::Stopped(error.to_string()),
                 Err(Refused::Weight(error)) => Given::Stopped(error.to_string()),
             },
-            Call::RmsNorm { x, weight, width, eps } => {
-                let values: Vec<f32> = x.iter().copied().collect();
-                let y = match weight {
-                    Some(weight) => norm::rms_norm(&values, weight, eps),
-                    None => norm::unit_norm(&values, width, eps),
-                };
-                let (tokens, groups) = (x.shape()[0], x.len() / x.shape()[0].max(1) / width);
-                let shape = if groups > 1 || x.ndim() == 3 {
-                    vec![tokens, groups, width]
-                } else {
-                    vec![tokens, width]
-                };
-                shaped(&shape, y)
-            }
-            Call::GatedAct { gate, up, activation } => {
-                let (mut y, by): (Vec<f32>, Vec<f32>) =
-                    (gate.iter().copied().collect(), up.iter().copied().collect());
-                act::gate(&mut y, &by, activation);
-                shaped(gate.shape(), y)
-            }
-            Call::Residual { x, branch, multiplier } => {
-                let mut y: Vec<f32> = x.iter().copied().collect();
-                let mut branch: Vec<f32> = branch.iter().copied().collect();
-                if multiplier != 1.0 {
-                    act::scale(&mut branch, multiplier);
-                }
-                act::add(&mut y, &branch);
-                shaped(x.shape(), y)
-            }
-            Call::Scale { x, factor } => {
-                let mut y: Vec<f32> = x.iter().copied().collect();
-                act::scale(&mut y, factor as f32);
-                shaped(x.shape(), y)
-            }
-            _ => Given::NotSupported,
+            _ => self.host.run(call),
         }
     }
 
@@ -98,12 +71,5 @@ impl NpuOps {
         }
         let shape = ndarray::IxDyn(&[x.shape()[0], out]);
         Ok(Tensor::from_shape_vec(shape, y).map_err(|error| error.to_string()))
-    }
-}
-
-fn shaped(shape: &[usize], values: Vec<f32>) -> Given {
-    match Tensor::from_shape_vec(ndarray::IxDyn(shape), values) {
-        Ok(value) => Given::Values(value),
-        Err(error) => Given::Stopped(error.to_string()),
     }
 }

@@ -8,6 +8,7 @@ use crate::check::{NpuOps, OpSubject, Options, check};
 use crate::contract::Contract;
 use crate::emulate::Emulate;
 use crate::judge::Verdict;
+use crate::known::{Day, Known};
 use crate::mutants::{MutantOps, Selection, nearest};
 use crate::subject::{CommandKernel, LibraryKernel, OneOp, SubjectError, SubjectSpec};
 use clap::ValueEnum;
@@ -29,6 +30,9 @@ pub struct Args {
     /// One case: NAME, or NAME:SIZE=N,... with other sizes.
     #[arg(long, value_name = "STRING")]
     case: Option<String>,
+    /// Failures that are known, with reason and last day (JSON).
+    #[arg(long, value_name = "FILE")]
+    known_failures: Option<std::path::PathBuf>,
     /// The seed of the inputs.
     #[arg(long, value_name = "N", default_value_t = 7)]
     seed: u64,
@@ -109,17 +113,21 @@ enum SuiteName {
 /// Runs the verb.
 pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     let chosen = args.subject.choose()?;
+    let known = args.known_failures.as_deref().map(|file| Known::open(file, Day::today())).transpose()?;
     let cases = selected(args)?;
     let mut subject = subject(&chosen)?;
     let options = Options { contract: &chosen.contract, seed: args.seed, arguments: args.subject.again() };
     let results: Vec<_> = cases.iter().map(|case| check(case, &mut subject, &options)).collect();
     let mut report = Report::new(chosen.name(), chosen.contract.name.clone(), results);
+    if let Some(known) = &known {
+        report = report.excuse(known);
+    }
     if let (Some(selection), OpSubject::Mutant(wrong)) = (&chosen.selection, &subject) {
         if wrong.applied.is_empty() {
             let (mutant, needs) = (selection.mutant.name(), selection.mutant.needs);
             return Err(CliError::Usage(format!("{mutant} applies to no case: it needs {needs}")));
         }
-        if report.verdict < Verdict::Failed && report.code() == 0 {
+        if report.verdict < Verdict::Failed && report.code() == 0 && known.is_none() {
             report.verdict = Verdict::Mistrusted;
             report.reason = Some("the mutant changes nothing that these cases could see".into());
         }

@@ -43,6 +43,9 @@ pub enum CliError {
     /// A subject that does not exist.
     #[error(transparent)]
     Subject(#[from] UnknownSubject),
+    /// A file of known failures that is none.
+    #[error(transparent)]
+    Known(#[from] crate::known::KnownError),
     /// A run that could not be written.
     #[error(transparent)]
     Dumping(#[from] DumpingError),
@@ -52,6 +55,9 @@ pub enum CliError {
     /// Dumps that cannot be compared.
     #[error(transparent)]
     Diff(#[from] DiffError),
+    /// A measurement that was not possible.
+    #[error(transparent)]
+    Bench(#[from] crate::bench::BenchError),
     /// A file that cannot be read or written.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),

@@ -2,17 +2,20 @@
 
 use super::load::{check_ids, check_length, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome, repro};
+use crate::audit::audit;
 use crate::contract::Contract;
 use crate::cost::{CostPerToken, DeviceFile};
+use crate::extract::About;
 use crate::follow::View;
-use crate::judge::Verdict;
+use crate::judge::{SiteResult, Verdict};
+use crate::known::{self, Day, Known, Places};
 use crate::mutants::Selection;
-use crate::report;
+use crate::report::{self, Beside, Mutation};
 use crate::subject::library::declared;
 use crate::subject::{SubjectError, SubjectSpec};
-use crate::verify::{Loaded, Options, PackageResult, verify};
+use crate::verify::{Baseline, Loaded, Options, PackageResult, VerifyError, one_at_a_time, verify};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of `verify`.
 #[derive(clap::Args)]
@@ -47,6 +50,25 @@ pub struct Args {
     /// Seconds that a command or a library may take for one call.
     #[arg(long, value_name = "S")]
     timeout: Option<f64>,
+    /// A second subject, judged beside the first under the contract that it declares: the first site that got
+    /// worse is named.
+    #[arg(long, value_name = "SPEC")]
+    baseline: Option<String>,
+    /// Run the subject this often and report what changes between runs.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    repeat: usize,
+    /// Put every layer's own error alone into the reference: its share of the final logit error.
+    #[arg(long)]
+    budget: bool,
+    /// Write the first failing op with the subject's own inputs as a case that stands alone.
+    #[arg(long, value_name = "DIR")]
+    extract: Option<PathBuf>,
+    /// Failures that are known, with reason and last day (JSON).
+    #[arg(long, value_name = "FILE")]
+    known_failures: Option<PathBuf>,
+    /// Audit package and prompt as well: MISTRUSTED where a mistake that can be made would not be seen.
+    #[arg(long)]
+    strict: bool,
     /// Print the counted cost of a token, layer by layer.
     #[arg(long)]
     cost: bool,
@@ -56,7 +78,7 @@ pub struct Args {
     /// Pass over this unknown config key.
     #[arg(long, value_name = "KEY")]
     allow_unknown: Vec<String>,
-    /// Verify a subject that is wrong in the named way: ID[:VARIANT][@SITE].
+    /// Verify a subject that is wrong in the named way, ID[:VARIANT][@SITE], at one applicable site at a time.
     #[arg(long, value_name = "MUTANT")]
     mutate: Option<String>,
 }
@@ -73,21 +95,32 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
             args.subject
         )));
     }
+    if args.repeat == 0 || args.repeat > 1 && matches!(subject, SubjectSpec::Dump(_)) {
+        return Err(CliError::Usage(format!(
+            "--repeat {}: expected a subject that can be run, and 1 run or more",
+            args.repeat
+        )));
+    }
     let packages = if args.packages.is_empty() { bundled_models() } else { args.packages.clone() };
     let one_package =
         args.golden.is_some() || args.prompt_ids.is_some() || matches!(subject, SubjectSpec::Dump(_));
     if packages.len() > 1 && one_package {
         return Err(CliError::Usage("--golden, --prompt-ids and a dump need one package; name it".into()));
     }
+    let known = args.known_failures.as_deref().map(|file| Known::open(file, Day::today())).transpose()?;
+    let baseline = baseline(args)?;
     let options = Options {
-        subject: &subject,
-        contract: &contract,
         view: if args.cumulative { View::Cumulative } else { View::Own },
         mutate: mutate.as_ref(),
         sites: args.sites.as_deref(),
         steps: args.tokens,
         pictures: format == Format::Html,
+        repeat: args.repeat,
+        budget: args.budget,
+        extract: args.extract.is_some(),
+        ..Options::new(&subject, &contract)
     };
+    let mut nowhere = None;
     let device = args.device.as_deref().map(DeviceFile::read).transpose()?;
     let bar = progress(packages.len());
     let mut results = Vec::new();
@@ -109,15 +142,33 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
             },
         };
         for (n, prompt) in prompts.iter().enumerate() {
-            let mut result = verify(&loaded, prompt, &options, repro())?;
-            result.prompt = (prompts.len() > 1).then_some(n);
-            if let Some(cost) = &mut result.cost {
-                *cost = detailed(cost, args, &subject, device.as_ref())?;
+            let found = match one_at_a_time(&loaded, prompt, &options, |site| again(args, site)) {
+                // Of several packages some need not have a place for a mutant.
+                Err(error @ VerifyError::AppliesNowhere { .. }) if packages.len() > 1 => {
+                    nowhere.get_or_insert(error);
+                    continue;
+                }
+                found => found?,
+            };
+            for mut result in found {
+                result.prompt = (prompts.len() > 1).then_some(n);
+                if seeded && result.reason.is_none() {
+                    result.reason =
+                        Some(format!("no prompt and no golden: ran on the seeded ids {prompt:?}"));
+                }
+                if let Some(cost) = &mut result.cost {
+                    *cost = detailed(cost, args, &subject, device.as_ref())?;
+                }
+                if let Some((subject, contract)) = &baseline {
+                    let options = Options { subject, contract, mutate: None, extract: false, ..options };
+                    let before = verify(&loaded, prompt, &options, String::new())?;
+                    result.baseline = Some(Baseline::new(&result, &before));
+                }
+                if args.strict && result.verdict < Verdict::Mistrusted {
+                    audited(&loaded, prompt, &options, &mut result)?;
+                }
+                results.push(result);
             }
-            if seeded && result.reason.is_none() {
-                result.reason = Some(format!("no prompt and no golden: ran on the seeded ids {prompt:?}"));
-            }
-            results.push(result);
         }
         bar.inc(1);
     }
@@ -125,18 +176,124 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     if let Some(glob) = &args.sites
         && results.iter().all(|result| result.sites.is_empty() && result.verdict < Verdict::NotSupported)
     {
-        return Err(CliError::Verify(crate::verify::VerifyError::NoSite { glob: glob.clone() }));
+        return Err(CliError::Verify(VerifyError::NoSite { glob: glob.clone() }));
     }
+    if let (true, Some(error)) = (results.is_empty(), nowhere) {
+        return Err(CliError::Verify(error));
+    }
+    let mut beside = Beside::default();
+    if let Some(known) = &known {
+        beside.known = Some(excuse(known, &mut results));
+    }
+    if let (Some(selection), true) = (&mutate, results.iter().any(|result| result.mutated.is_some())) {
+        beside.mutation = Some(Mutation::new(selection.mutant.name(), &results));
+    }
+    if let Some(dir) = &args.extract {
+        beside.extracted = Some(extract(dir, &contract, &results)?);
+    }
+    let expired = beside.known.as_ref().is_some_and(known::Outcome::fails);
     let code = exit_code(&results);
+    let code = if expired && [0, 3].contains(&code) { 1 } else { code };
     let report = match format {
-        Format::Text => report::text::verify(&results, args.cost),
-        Format::Json => report::json::verify(&results),
-        Format::Md => report::markdown::verify(&results),
+        Format::Text => beside.text(&results, args.cost),
+        Format::Json => report::json::verify(&results, &beside),
+        Format::Md => report::markdown::verify(&results) + &beside.markdown(),
         Format::Junit => report::junit::verify(&results),
         Format::Sarif => report::sarif::verify(&results),
         Format::Html => report::html::verify(&results),
     };
     Ok(Outcome { report, code })
+}
+
+/// The subject of `--baseline` and the contract that it declares.
+fn baseline(args: &Args) -> Result<Option<(SubjectSpec, Contract)>, CliError> {
+    let Some(text) = &args.baseline else { return Ok(None) };
+    let mut subject: SubjectSpec = text.parse()?;
+    if let SubjectSpec::Dump(dump) = &mut subject {
+        dump.map.clone_from(&args.map);
+    }
+    if let (SubjectSpec::Library(library), [package]) = (&mut subject, &args.packages[..]) {
+        library.package = Some(fixtures::Package::open(package)?.dir().to_path_buf());
+    }
+    let contract = contract(&subject, None)?;
+    Ok(Some((subject, contract)))
+}
+
+/// The command line that shows the result again, with the site that the mutant was applied at.
+fn again(args: &Args, site: Option<&str>) -> String {
+    let (line, Some(mutant), Some(site)) = (repro(), &args.mutate, site) else { return repro() };
+    let name = mutant.split('@').next().unwrap_or(mutant);
+    let given = line.split(' ').find(|word| word.trim_matches('\'').ends_with(mutant.as_str()));
+    given.map_or(line.clone(), |word| {
+        let prefix = word.strip_prefix("--mutate=").map_or("", |_| "--mutate=");
+        line.replacen(word, &format!("{prefix}{name}@{site}"), 1)
+    })
+}
+
+/// MISTRUSTED where the fixture could not have shown a mistake that can be made in it.
+fn audited(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    result: &mut PackageResult,
+) -> Result<(), CliError> {
+    let found = audit(&loaded.name, &loaded.model, prompt, options.steps, options.contract);
+    let found = found.map_err(|source| VerifyError::Weights { package: loaded.name.clone(), source })?;
+    let unseen = found.unseen();
+    if !unseen.is_empty() {
+        result.verdict = Verdict::Mistrusted;
+        result.reason = Some(format!(
+            "{} mistakes that can be made here would not be seen: {}; karat audit {} says why",
+            unseen.len(),
+            unseen.join(", "),
+            loaded.name
+        ));
+    }
+    Ok(())
+}
+
+/// Takes the failures that are known out of the verdicts. The choice of tokens is a place of its own, `tokens`.
+fn excuse(known: &Known, results: &mut [PackageResult]) -> known::Outcome {
+    let fails = |site: &SiteResult| site.verdict == Verdict::Failed || site.less_precise();
+    let (mut ran, mut places) = (Vec::new(), Vec::new());
+    for (r, result) in results.iter().enumerate() {
+        for (s, site) in result.sites.iter().enumerate() {
+            ran.push((format!("{}/{}", result.package, site.site), fails(site)));
+            places.push((r, Some(s)));
+        }
+        if let Some(logits) = &result.logits {
+            ran.push((format!("{}/tokens", result.package), logits.verdict == Verdict::Failed));
+            places.push((r, None));
+        }
+    }
+    let outcome = known.sort(Places::Sites, &ran, |n, entry| {
+        let (result, site) = (&mut results[places[n].0], places[n].1);
+        match (site.map(|s| &mut result.sites[s]), &mut result.logits) {
+            (Some(site), _) => {
+                site.verdict = Verdict::Skipped;
+                site.pattern = Some(format!("known failure: {}", entry.described()));
+            }
+            (None, Some(logits)) => logits.verdict = Verdict::Skipped,
+            (None, None) => {}
+        }
+    });
+    results.iter_mut().for_each(PackageResult::without_known_failures);
+    outcome
+}
+
+/// Writes the first failing op of a run.
+fn extract(dir: &Path, contract: &Contract, results: &[PackageResult]) -> Result<String, CliError> {
+    let Some((result, failed)) = results.iter().find_map(|r| Some((r, r.failed_op.as_ref()?))) else {
+        return Ok("no op failed: nothing was extracted".into());
+    };
+    let about = About { contract, explanation: result.explanation.as_ref(), repro: &result.repro };
+    failed.write(dir, &about).map_err(|error| CliError::Io(dir.display().to_string(), error))?;
+    Ok(format!(
+        "{} of {} is in {}: python3 check.py there judges it",
+        failed.tap,
+        result.package,
+        dir.display()
+    ))
 }
 
 /// A cost as far as it was asked for: without its layers, or with them and a prediction.

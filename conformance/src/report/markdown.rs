@@ -7,6 +7,9 @@ use std::fmt::Write;
 /// Failing packages that are described one by one.
 const DESCRIBED: usize = 3;
 
+/// Packages whose further measurements are told.
+const MEASURED: usize = 4;
+
 /// Lines of the table.
 const TABLE: usize = 24;
 
@@ -43,10 +46,40 @@ pub fn verify(results: &[PackageResult]) -> String {
     if ordered.len() > TABLE {
         let _ = writeln!(text, "\n... and {} more packages, none worse.", ordered.len() - TABLE);
     }
+    ordered.iter().take(MEASURED).for_each(|result| measured(&mut text, result));
     for result in ordered.iter().filter(|result| result.exit_code() != 0).take(DESCRIBED) {
         describe(&mut text, result);
     }
     text
+}
+
+/// What further runs, another subject and the layers' own errors say, a line each.
+fn measured(text: &mut String, result: &PackageResult) {
+    if let Some(repeat) = &result.repeat {
+        let first = repeat.changed.first().map_or(String::new(), |c| format!(", first `{}`", c.site));
+        let (changed, taps, runs) = (repeat.changed.len(), repeat.taps, repeat.runs);
+        let _ = writeln!(text, "- {}: {changed} of {taps} taps change in {runs} runs{first}", result.package);
+    }
+    if let Some(baseline) = &result.baseline {
+        let first = baseline.first_worse.as_ref().map_or(String::new(), |w| format!(", first `{}`", w.site));
+        let _ = writeln!(
+            text,
+            "- {}: {} of {} taps worse than {}{first}",
+            result.package, baseline.worse, baseline.compared, baseline.subject
+        );
+    }
+    if let Some(budget) = &result.budget
+        && let Some(most) = budget.parts.iter().max_by(|a, b| a.share.total_cmp(&b.share))
+    {
+        let _ = writeln!(
+            text,
+            "- {}: {:.0} % of the logit error comes from `{}` (parts leave {:.1} % open)",
+            result.package,
+            100.0 * most.share,
+            most.site,
+            100.0 * budget.closure
+        );
+    }
 }
 
 fn describe(text: &mut String, result: &PackageResult) {

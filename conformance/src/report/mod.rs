@@ -1,5 +1,6 @@
 //! One result, rendered in several forms.
 
+mod beside;
 pub mod diff;
 pub mod html;
 pub mod json;
@@ -7,3 +8,5 @@ pub mod junit;
 pub mod markdown;
 pub mod sarif;
 pub mod text;
+
+pub use beside::{Beside, MutatedSite, Mutation};

@@ -9,6 +9,9 @@ use std::fmt::Write;
 /// How many sites a table shows.
 const WORST: usize = 5;
 
+/// How many taps that change between runs are listed.
+const CHANGES: usize = 4;
+
 /// How many spans of sites a report shows.
 const SPANS: usize = 4;
 
@@ -110,12 +113,78 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
             (None, None) => {}
         }
     }
+    measured(text, result)?;
     if result.verdict >= Verdict::Drift {
         writeln!(text, "  again      {}", result.repro)?;
     }
     writeln!(text, "{}", indented(&worst_sites(result)))?;
     if let (true, Some(counted)) = (cost, &result.cost) {
         costs(text, counted)?;
+    }
+    Ok(())
+}
+
+/// What further runs, another subject and the layers' own errors say.
+fn measured(text: &mut String, result: &PackageResult) -> std::fmt::Result {
+    if let Some(repeat) = &result.repeat {
+        writeln!(
+            text,
+            "  repeat     {} of {} taps change between {} runs",
+            repeat.changed.len(),
+            repeat.taps,
+            repeat.runs
+        )?;
+        for changed in repeat.changed.iter().take(CHANGES) {
+            let tile = changed.tiles.first().map_or(String::new(), |tile| {
+                format!(", {} tiles, first at [{}, {}]", changed.tiles.len(), tile.row, tile.col)
+            });
+            writeln!(
+                text,
+                "             {}: {} of {} elements, by up to {:.1e}{tile}",
+                changed.site, changed.elements, changed.of, changed.max_abs
+            )?;
+        }
+    }
+    if let Some(baseline) = &result.baseline {
+        writeln!(
+            text,
+            "  baseline   {} ({}): of {} taps {} got worse, {} better",
+            baseline.subject,
+            painted(baseline.verdict),
+            baseline.compared,
+            baseline.worse,
+            baseline.better
+        )?;
+        if let Some(worse) = &baseline.first_worse {
+            writeln!(
+                text,
+                "             first worse {}: {} instead of {}, rms error {:.2e} instead of {:.2e}",
+                worse.site,
+                worse.verdict.name(),
+                worse.baseline_verdict.name(),
+                worse.rms_abs,
+                worse.baseline_rms_abs
+            )?;
+        }
+    }
+    if let Some(budget) = &result.budget {
+        writeln!(
+            text,
+            "  budget     logit error {:.2e} in {}; its parts leave {:.1} % open",
+            budget.rms,
+            budget.pass,
+            100.0 * budget.closure
+        )?;
+        for part in &budget.parts {
+            writeln!(
+                text,
+                "             {:5.1} %  {:<14} own error {:.2e}, makes {:.2e} of the logits",
+                100.0 * part.share,
+                part.site,
+                part.own_rms,
+                part.logit_rms
+            )?;
+        }
     }
     Ok(())
 }

@@ -87,6 +87,11 @@ impl<'k> OneOp<'k> {
         Self(Handing::new(kernel, None))
     }
 
+    /// Before ops that have nothing to do with those before them: steps of an attention are forgotten.
+    pub fn begin(&mut self) {
+        (self.0.scores, self.0.mask) = (None, None);
+    }
+
     /// Its result; nothing where it has no such op. A result that cannot be used is NaN throughout.
     pub fn run(&mut self, at: Site, call: &Call<Tensor>) -> Result<Option<Tensor>, String> {
         self.0.own.clear();

@@ -1,31 +1,38 @@
 //! `verify`: does a subject compute a model right, and where does it first go wrong?
 
+mod baseline;
+mod budget;
 mod conclude;
 mod logits;
+mod mutate;
 mod pictures;
 mod reference;
+mod repeat;
 mod result;
 mod run;
 mod sites;
 
+pub use baseline::{Baseline, Worse};
+pub use budget::{LayerBudget, Part};
 pub use logits::NEAR_TIE_SIGMAS;
+pub use mutate::one_at_a_time;
+pub use repeat::{Changed, Repeat, Tile};
 pub use result::{
     FirstFailure, Flip, LogitsResult, PackageResult, Position, ReferenceResult, Span, WorstSite,
 };
 
 use crate::contract::Contract;
 use crate::follow::View;
-use crate::golden_gate;
 use crate::judge::Verdict;
 use crate::mutants::Selection;
-use crate::subject::{Kernel, MutantSubject, Subject, SubjectError, SubjectSpec};
+use crate::subject::{Kernel, SubjectError, SubjectSpec};
 use crate::topk_gate;
 use ::reference::Model;
 use ::reference::models::Draft;
 use conclude::conclude;
 use golden::{Dump, TopK};
 use reference::{reference_part, topk_part};
-use run::{build, free_run, passes_of, run, run_of};
+use run::{once, planned, run_of, topk_of};
 use sites::{judge_draft, judge_sites};
 use spec::{Config, NonFinite, Weights};
 
@@ -45,6 +52,30 @@ pub struct Options<'a> {
     pub steps: usize,
     /// Whether to collect what only pictures need.
     pub pictures: bool,
+    /// How often the subject is run; a dump and a kernel of this process are run once.
+    pub repeat: usize,
+    /// Whether to measure what every layer's own error does to the logits.
+    pub budget: bool,
+    /// Whether to keep the first failing op with all that it was judged on.
+    pub extract: bool,
+}
+
+impl<'a> Options<'a> {
+    /// One run of a subject, judged by its own error at every site, with four steps.
+    pub fn new(subject: &'a SubjectSpec, contract: &'a Contract) -> Self {
+        Self {
+            subject,
+            contract,
+            view: View::Own,
+            mutate: None,
+            sites: None,
+            steps: 4,
+            pictures: false,
+            repeat: 1,
+            budget: false,
+            extract: false,
+        }
+    }
 }
 
 /// A package, loaded.
@@ -129,36 +160,15 @@ fn judged(
 ) -> Result<PackageResult, VerifyError> {
     let weights_at_fault = |source| VerifyError::Weights { package: loaded.name.clone(), source };
     let golden = loaded.golden.as_ref().filter(|golden| golden.manifest().prompt == prompt);
-    let mut result = PackageResult {
-        package: loaded.name.clone(),
-        prompt: None,
-        verdict: Verdict::Passed,
-        reason: None,
-        subject: match options.mutate {
-            Some(selection) if selection.fault.is_some() => {
-                format!("{} in {}", selection.mutant.name(), options.subject)
-            }
-            Some(selection) => format!("{} under {}", selection.mutant.name(), options.contract.name),
-            None if kernel.is_some() => "kernel".to_string(),
-            None => options.subject.to_string(),
-        },
-        contract: options.contract.name.clone(),
-        reference: ReferenceResult::skipped(),
-        logits: None,
-        sites: Vec::new(),
-        not_exposed: Vec::new(),
-        spans: Vec::new(),
-        unmatched: Vec::new(),
-        problems: Vec::new(),
-        notes: Vec::new(),
-        first_failure: None,
-        explanation: None,
-        cost: None,
-        limits: String::new(),
-        repro,
-        inherited: Vec::new(),
-        positions: Vec::new(),
+    let subject = match options.mutate {
+        Some(selection) if selection.fault.is_some() => {
+            format!("{} in {}", selection.mutant.name(), options.subject)
+        }
+        Some(selection) => format!("{} under {}", selection.mutant.name(), options.contract.name),
+        None if kernel.is_some() => "kernel".to_string(),
+        None => options.subject.to_string(),
     };
+    let mut result = PackageResult::blank(&loaded.name, subject, options, repro);
 
     let mut dump = match (options.subject, options.mutate) {
         (SubjectSpec::Dump(spec), None) => {
@@ -167,35 +177,17 @@ fn judged(
         }
         _ => None,
     };
-    let topk = loaded.topk.as_ref().and_then(|topk| topk.runs.iter().find(|run| run.prompt == prompt));
-    // The golden of a pair has passes of the draft only: the target goes its own steps.
-    let of_model = golden.filter(|_| loaded.draft.is_none());
-    let given = of_model.map(golden_gate::passes_of).or_else(|| topk.map(topk_gate::passes_of));
-    let given = passes_of(given, dump.as_ref());
-    let steps = dump.as_ref().map_or(options.steps, |dump| dump.run.steps);
-    let (passes, logits) = free_run(loaded, prompt, given, steps).map_err(weights_at_fault)?;
+    let (passes, logits) = planned(loaded, prompt, options, dump.as_ref()).map_err(weights_at_fault)?;
 
     // A dump may have gone on from other ids than the golden: then the golden says nothing about this run.
-    let topk = topk.filter(|run| topk_gate::passes_of(run).starts_with(&passes));
+    let topk = topk_of(loaded, prompt).filter(|run| topk_gate::passes_of(run).starts_with(&passes));
     let reference = || match topk {
         Some(run) => Ok(topk_part(loaded, run, &passes, &logits)),
         None => reference_part(loaded, golden),
     };
 
-    let in_op = options.mutate.filter(|selection| selection.fault.is_none());
-    let mut mutant = in_op.map(|s| MutantSubject::new(&loaded.model, options.contract, s));
-    let mut other: Box<dyn Subject + '_>;
-    let run = match &mut mutant {
-        Some(subject) => run(subject, &passes),
-        None => match build(loaded, options, kernel.take(), dump.take(), &passes) {
-            Ok(subject) => {
-                other = subject;
-                run(&mut *other, &passes)
-            }
-            Err(error) => Err(error),
-        },
-    };
-    let mut ran = match run {
+    let repeatable = kernel.is_none() && dump.is_none();
+    let (mut ran, applied) = match once(loaded, options, kernel.take(), dump.take(), &passes) {
         Ok(ran) => ran,
         Err(error) => {
             result.verdict = match error {
@@ -216,16 +208,11 @@ fn judged(
     result.notes = std::mem::take(&mut remarks.notes);
     judge_sites(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
     let in_draft = judge_draft(loaded, options, golden, &passes, &mut result).map_err(weights_at_fault)?;
-    if let (Some(selection), Some(subject)) = (options.mutate, &mutant)
-        && subject.applied().is_empty()
+    if let Some(selection) = options.mutate.filter(|selection| selection.fault.is_none())
+        && applied.is_empty()
         && !in_draft
     {
-        return Err(VerifyError::AppliesNowhere {
-            mutant: selection.mutant.name(),
-            package: loaded.name.clone(),
-            at: selection.site.as_ref().map_or(String::new(), |site| format!(" at {site}")),
-            needs: selection.mutant.needs,
-        });
+        return Err(applies_nowhere(loaded, selection));
     }
     result.reference = reference().map_err(weights_at_fault)?;
     result.logits = logits::judge_logits(
@@ -241,9 +228,27 @@ fn judged(
         result.inherited = pictures::inherited(loaded, &passes, &ran.taps).map_err(weights_at_fault)?;
         result.positions = pictures::positions(loaded, &passes, &ran.taps, &logits);
     }
+    if options.budget {
+        match budget::layers(loaded, &passes[0], &ran.taps[0]).map_err(weights_at_fault)? {
+            Ok(budget) => result.budget = Some(budget),
+            Err(why) => result.notes.push(format!("no budget of the layers: {why}")),
+        }
+    }
     conclude(loaded, prompt, options, ran.own.as_ref(), &mut result);
-    if let Some(reason) = ran.remarks.crashed {
+    if let Some(reason) = ran.remarks.crashed.take() {
         (result.verdict, result.reason) = (result.verdict.max(Verdict::Crashed), Some(reason));
     }
+    if options.repeat > 1 && repeatable && result.verdict < Verdict::Crashed {
+        repeat::again(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
+    }
     Ok(result)
+}
+
+fn applies_nowhere(loaded: &Loaded, selection: &Selection) -> VerifyError {
+    VerifyError::AppliesNowhere {
+        mutant: selection.mutant.name(),
+        package: loaded.name.clone(),
+        at: selection.site.as_ref().map_or(String::new(), |site| format!(" at {site}")),
+        needs: selection.mutant.needs,
+    }
 }

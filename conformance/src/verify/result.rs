@@ -1,6 +1,8 @@
 //! What verifying one package gives.
 
+use super::{Baseline, LayerBudget, Options, Repeat};
 use crate::cost::CostPerToken;
+use crate::extract::FailedOp;
 use crate::judge::{Mismatch, SiteResult, Verdict};
 use crate::mutants::explain::Explanation;
 use crate::routing::Swap;
@@ -165,6 +167,21 @@ pub struct PackageResult {
     /// Costs of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<CostPerToken>,
+    /// What changed between runs, where the subject was run more than once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repeat: Option<Repeat>,
+    /// The same sites of another subject.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub baseline: Option<Baseline>,
+    /// What every layer's own error does to the logits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<LayerBudget>,
+    /// The site that the mutant was applied at, where it was applied at one site.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mutated: Option<String>,
+    /// The first failing op, where it was asked for.
+    #[serde(skip)]
+    pub failed_op: Option<FailedOp>,
     /// Where the limits come from.
     pub limits: String,
     /// The command that shows it again.
@@ -193,6 +210,65 @@ pub struct Position {
 }
 
 impl PackageResult {
+    /// Before anything is known.
+    pub(super) fn blank(package: &str, subject: String, options: &Options, repro: String) -> Self {
+        Self {
+            package: package.to_string(),
+            prompt: None,
+            verdict: Verdict::Passed,
+            reason: None,
+            subject,
+            contract: options.contract.name.clone(),
+            reference: ReferenceResult::skipped(),
+            logits: None,
+            sites: Vec::new(),
+            not_exposed: Vec::new(),
+            spans: Vec::new(),
+            unmatched: Vec::new(),
+            problems: Vec::new(),
+            notes: Vec::new(),
+            first_failure: None,
+            explanation: None,
+            cost: None,
+            repeat: None,
+            baseline: None,
+            budget: None,
+            mutated: None,
+            failed_op: None,
+            limits: String::new(),
+            repro,
+            inherited: Vec::new(),
+            positions: Vec::new(),
+        }
+    }
+
+    /// The verdict without the failures that are known: those of its parts that are left.
+    ///
+    /// What stopped the run, or could not be judged in it, stays.
+    pub fn without_known_failures(&mut self) {
+        if ![Verdict::Failed, Verdict::Drift].contains(&self.verdict) {
+            return;
+        }
+        let parts = [self.reference.verdict]
+            .into_iter()
+            .chain(self.logits.iter().map(|logits| logits.verdict))
+            .chain(self.sites.iter().map(|site| site.verdict))
+            .chain((!self.problems.is_empty()).then_some(Verdict::Mistrusted));
+        self.verdict = parts.max().unwrap_or(Verdict::Skipped);
+        let known = |first: &FirstFailure| {
+            self.sites.iter().any(|site| site.site == first.site && site.verdict == Verdict::Skipped)
+        };
+        if self.first_failure.as_ref().is_some_and(known) {
+            let next = self.sites.iter().find(|site| site.verdict == Verdict::Failed);
+            self.first_failure = next.map(|site| FirstFailure {
+                site: site.site.clone(),
+                element: site.first_wrong,
+                pattern: site.pattern.clone(),
+            });
+            self.explanation = None;
+        }
+    }
+
     /// The exit code of this result alone.
     pub fn exit_code(&self) -> u8 {
         let drifts = self.sites.iter().any(SiteResult::less_precise);

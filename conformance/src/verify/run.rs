@@ -3,17 +3,41 @@
 use super::{Loaded, Options};
 use crate::cost::CostPerToken;
 use crate::follow::{Imaged, PassTaps};
-use crate::golden_gate::argmax;
+use crate::golden_gate::{self, argmax};
 use crate::passes::Pass;
 use crate::subject::{
-    DumpSubject, Kernel, OpenedDump, OpsSubject, Remarks, Subject, SubjectError, SubjectSpec,
+    DumpSubject, Kernel, MutantSubject, OpenedDump, OpsSubject, Remarks, Subject, SubjectError, SubjectSpec,
 };
+use crate::topk_gate;
+use golden::TopKRun;
 use reference::{Plain, Tensor};
 use spec::{NonFinite, Site};
 use std::collections::BTreeSet;
 
+/// The top-k golden of this prompt.
+pub(super) fn topk_of<'l>(loaded: &'l Loaded, prompt: &[u32]) -> Option<&'l TopKRun> {
+    loaded.topk.as_ref()?.runs.iter().find(|run| run.prompt == prompt)
+}
+
+/// The passes of a run, and the reference's logits of each.
+pub(super) fn planned(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    dump: Option<&OpenedDump>,
+) -> Result<(Vec<Pass>, Vec<Vec<f32>>), NonFinite> {
+    let golden = loaded.golden.as_ref().filter(|golden| golden.manifest().prompt == prompt);
+    // The golden of a pair has passes of the draft only: the target goes its own steps.
+    let of_model = golden.filter(|_| loaded.draft.is_none());
+    let topk = topk_of(loaded, prompt);
+    let given = of_model.map(golden_gate::passes_of).or_else(|| topk.map(topk_gate::passes_of));
+    let given = passes_of(given, dump);
+    let steps = dump.map_or(options.steps, |dump| dump.run.steps);
+    free_run(loaded, prompt, given, steps)
+}
+
 /// Runs the reference; the passes and the logits of each, row after row.
-pub(super) fn free_run(
+fn free_run(
     loaded: &Loaded,
     prompt: &[u32],
     given: Option<Vec<Pass>>,
@@ -52,7 +76,7 @@ pub(super) fn run_of(opened: Vec<OpenedDump>, prompt: &[u32]) -> Result<OpenedDu
 
 /// The passes to run: those of a dump that is judged, else those that the golden gives, as many as the
 /// dump has.
-pub(super) fn passes_of(given: Option<Vec<Pass>>, dump: Option<&OpenedDump>) -> Option<Vec<Pass>> {
+fn passes_of(given: Option<Vec<Pass>>, dump: Option<&OpenedDump>) -> Option<Vec<Pass>> {
     let Some(dump) = dump else { return given };
     dump.run.passes().or_else(|| {
         let mut passes = given?;
@@ -64,7 +88,7 @@ pub(super) fn passes_of(given: Option<Vec<Pass>>, dump: Option<&OpenedDump>) -> 
 }
 
 /// A subject over a loaded package.
-pub(super) fn build<'m>(
+fn build<'m>(
     loaded: &'m Loaded,
     options: &Options,
     kernel: Option<Box<dyn Kernel + 'm>>,
@@ -89,6 +113,27 @@ pub(super) fn build<'m>(
     }
 }
 
+/// One run of a subject, and the sites at which the mutant of the options has been applied in it.
+pub(super) fn once(
+    loaded: &Loaded,
+    options: &Options,
+    kernel: Option<Box<dyn Kernel + '_>>,
+    dump: Option<OpenedDump>,
+    passes: &[Pass],
+) -> Result<(Ran, Vec<Site>), SubjectError> {
+    match options.mutate.filter(|selection| selection.fault.is_none()) {
+        Some(selection) => {
+            let mut subject = MutantSubject::new(&loaded.model, options.contract, selection);
+            let ran = run(&mut subject, passes)?;
+            Ok((ran, subject.applied().to_vec()))
+        }
+        None => {
+            let mut subject = build(loaded, options, kernel, dump, passes)?;
+            Ok((run(&mut *subject, passes)?, vec![]))
+        }
+    }
+}
+
 /// What a subject gave.
 pub(super) struct Ran {
     pub taps: Vec<PassTaps>,
@@ -99,7 +144,7 @@ pub(super) struct Ran {
     pub remarks: Remarks,
 }
 
-pub(super) fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> {
+fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> {
     let taps = passes.iter().map(|pass| subject.pass(pass)).collect::<Result<Vec<_>, _>>()?;
     let cost = subject.cost();
     let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.keys().copied().collect());

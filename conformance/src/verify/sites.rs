@@ -37,6 +37,7 @@ pub(super) fn judge_sites(
         let mut follow =
             Follow::new(options.contract, budget, options.view, &pass.name, taps, &judged, explain);
         follow.images = images;
+        follow.extract = options.extract;
         loaded.model.pass(&mut follow, &mut state, &pass.ids);
         follow.check()?;
         if result.first_failure.is_none()
@@ -48,6 +49,7 @@ pub(super) fn judge_sites(
                 pattern: wrong.pattern.clone(),
             });
             result.explanation = follow.explanation.take();
+            result.failed_op = follow.failed.take();
         }
         if n == 0 {
             let filled_in = taps.keys().filter(|site| !own(&format!("{}.{site}", pass.name)));
@@ -61,6 +63,34 @@ pub(super) fn judge_sites(
         result.sites.append(&mut follow.results);
     }
     Ok(())
+}
+
+/// The text of a pair and the positions of its blocks: the golden's, else behind the prompt and the steps.
+fn text_and_anchors(golden: Option<&Dump>, passes: &[Pass]) -> (Vec<u32>, Vec<usize>) {
+    let told = golden.and_then(|golden| draft::golden::text_and_anchors(golden).ok());
+    told.unwrap_or_else(|| {
+        let text: Vec<u32> = passes.iter().flat_map(|pass| pass.ids.iter().copied()).collect();
+        let anchors = (passes[0].ids.len()..text.len()).collect();
+        (text, anchors)
+    })
+}
+
+/// The sites of a pair's draft at which the mutant of the options can be made.
+pub(super) fn draft_sites(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    passes: &[Pass],
+) -> Result<Vec<Site>, NonFinite> {
+    let (Some(draft), Some(selection)) = (&loaded.draft, options.mutate) else { return Ok(vec![]) };
+    let Ok(pair) = Pair::new(loaded.config.clone(), loaded.model.clone(), draft.clone()) else {
+        return Ok(vec![]);
+    };
+    let golden = loaded.golden.as_ref().filter(|golden| golden.manifest().prompt == prompt);
+    let (text, anchors) = text_and_anchors(golden, passes);
+    let (contract, view, runner) = (options.contract, options.view, Runner::Mutant(selection));
+    let judged = draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &|_| false)?;
+    Ok(judged.applied)
 }
 
 /// Judges the draft of a pair, where there is one; whether a mutant found a place in it.
@@ -87,12 +117,7 @@ pub(super) fn judge_draft(
             return Ok(false);
         }
     };
-    let told = golden.and_then(|golden| draft::golden::text_and_anchors(golden).ok());
-    let (text, anchors) = told.unwrap_or_else(|| {
-        let text: Vec<u32> = passes.iter().flat_map(|pass| pass.ids.iter().copied()).collect();
-        let anchors = (passes[0].ids.len()..text.len()).collect();
-        (text, anchors)
-    });
+    let (text, anchors) = text_and_anchors(golden, passes);
     let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
     let (contract, view) = (options.contract, options.view);
     let mut of_draft = draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &judged)?;

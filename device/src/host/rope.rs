@@ -38,6 +38,11 @@ impl RopeTable {
         Self { rope: rope.clone(), frequencies, magnitude, table: Vec::new(), far: Vec::new() }
     }
 
+    /// A table of given cosines and sines, `[positions, pairs]` from position 0 on.
+    pub fn of_turns(rope: &Rope, turns: Vec<(f32, f32)>) -> Self {
+        Self { table: turns, ..Self::new(rope) }
+    }
+
     fn pairs(&self) -> usize {
         self.rope.rotary_dim / 2
     }
