@@ -317,6 +317,21 @@ fn inspect_says_what_a_run_needs() {
     assert_eq!(code, 0);
     let kv = 2 * size("num_key_value_heads") * size("head_dim") * size("num_hidden_layers");
     assert_eq!(json["memory"]["kv_cache"].as_u64().unwrap(), 4 * kv * size("max_position_embeddings"));
+    // Matrices are stored once, also where the head is tied to the embedding; the head has an image either way.
+    for (package, tied) in [("llama", false), ("gemma2", true)] {
+        let json = inspect_json(package).1;
+        let tensors = json["tensors"].as_array().unwrap();
+        let matrices = || tensors.iter().filter(|t| t["shape"].as_array().unwrap().len() == 2);
+        let number = |value: &serde_json::Value| value.as_u64().unwrap();
+        assert_eq!(number(&json["memory"]["weights"]), matrices().map(|t| number(&t["bytes"])).sum::<u64>());
+        let image = |t: &serde_json::Value| {
+            let side = |i: usize| number(&t["shape"][i]).next_multiple_of(128);
+            side(0) * (side(1) + 8)
+        };
+        let table = |t: &&serde_json::Value| t["name"] == "model.embed_tokens.weight";
+        let images: u64 = matrices().filter(|t| tied || !table(t)).map(image).sum();
+        assert_eq!(number(&json["memory"]["int8_images"]), images, "{package}");
+    }
 }
 
 /// Example files that no family makes sense of: listed first, then refused.

@@ -295,3 +295,13 @@ fn an_extracted_product_has_its_weight() {
         assert_eq!(exit(&case, "python3", &["check.py"]), Some(1));
     }
 }
+
+/// Llama's 4/2 heads and small scores hide two mistakes; without the flag nobody asks.
+#[test]
+fn a_strict_run_mistrusts_a_fixture_that_is_blind() {
+    let (code, report) = json(&["verify", "llama", "--strict"]);
+    assert_eq!((code, &report["verdict"]), (3, &"MISTRUSTED".into()));
+    let reason = report["results"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("attn-gqa-map:div-kv") && reason.contains("karat audit llama"), "{reason}");
+    assert_eq!(karat(&["verify", "llama"]).0, 0);
+}

@@ -2,6 +2,7 @@
 
 use super::load::{check_ids, check_length, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome, repro};
+use crate::audit::audit;
 use crate::contract::Contract;
 use crate::cost::{CostPerToken, DeviceFile};
 use crate::extract::About;
@@ -65,6 +66,9 @@ pub struct Args {
     /// Failures that are known, with reason and last day (JSON).
     #[arg(long, value_name = "FILE")]
     known_failures: Option<PathBuf>,
+    /// Audit package and prompt as well: MISTRUSTED where a mistake that can be made would not be seen.
+    #[arg(long)]
+    strict: bool,
     /// Print the counted cost of a token, layer by layer.
     #[arg(long)]
     cost: bool,
@@ -155,10 +159,16 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
                     result.reason =
                         Some(format!("no prompt and no golden: ran on the seeded ids {prompt:?}"));
                 }
+                if let Some(cost) = &mut result.cost {
+                    *cost = detailed(cost, args, &subject, device.as_ref())?;
+                }
                 if let Some((subject, contract)) = &baseline {
                     let options = Options { subject, contract, mutate: None, extract: false, ..options };
                     let before = verify(&loaded, prompt, &options, String::new())?;
                     result.baseline = Some(Baseline::new(&result, &before));
+                }
+                if args.strict && result.verdict < Verdict::Mistrusted {
+                    audited(&loaded, prompt, &options, &mut result)?;
                 }
                 results.push(result);
             }
@@ -236,6 +246,28 @@ fn again(args: &Args, site: Option<&str>) -> String {
         let prefix = word.strip_prefix("--mutate=").map_or("", |_| "--mutate=");
         line.replacen(word, &format!("{prefix}{name}@{site}"), 1)
     })
+}
+
+/// MISTRUSTED where the fixture could not have shown a mistake that can be made in it.
+fn audited(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    result: &mut PackageResult,
+) -> Result<(), CliError> {
+    let found = audit(&loaded.name, &loaded.model, prompt, options.steps, options.contract);
+    let found = found.map_err(|source| VerifyError::Weights { package: loaded.name.clone(), source })?;
+    let unseen = found.unseen();
+    if !unseen.is_empty() {
+        result.verdict = Verdict::Mistrusted;
+        result.reason = Some(format!(
+            "{} mistakes that can be made here would not be seen: {}; karat audit {} says why",
+            unseen.len(),
+            unseen.join(", "),
+            loaded.name
+        ));
+    }
+    Ok(())
 }
 
 /// Takes the failures that are known out of the verdicts. The choice of tokens is a place of its own, `tokens`.

@@ -2,6 +2,7 @@
 
 use spec::families::{hybrid, layered, lfm2};
 use spec::{Config, Weights};
+use std::collections::BTreeSet;
 
 /// Bytes of a value of the state, which reference and built-in path keep in f32.
 const STATE_BYTES: usize = 4;
@@ -38,10 +39,16 @@ struct Layer {
 /// What the model of `config` needs with these weights.
 pub fn memory(config: &Config, weights: &mut Weights) -> Memory {
     let (mut stored, mut images) = (0, 0);
+    let mut tables = BTreeSet::new();
     for matrix in weights.matrices() {
         let (out, inner) = (matrix.out(), matrix.inner());
-        stored += out * matrix.row_bytes();
-        if !matrix.name().contains("embed_tokens") {
+        let table = matrix.name().contains("embed_tokens");
+        // A table that comes a second time is the head that is tied to it: stored once, and packed.
+        let head = table && !tables.insert(matrix.name().to_string());
+        if !head {
+            stored += out * matrix.row_bytes();
+        }
+        if head || !table {
             images += out.next_multiple_of(128) * (inner.next_multiple_of(128) + 8);
         }
     }
