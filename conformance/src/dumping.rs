@@ -1,13 +1,17 @@
 //! Writing the values of a run as a dump.
 
+use crate::contract::Contract;
 use crate::golden_gate::argmax;
 use crate::mutants::matches;
 use crate::passes::Pass;
 use crate::subject::{SubjectError, SubjectSpec};
+use crate::variance::{Bounded, Truth, Variance};
 use crate::verify::Loaded;
-use golden::{DumpError, DumpWriter, Manifest, Origin};
-use spec::Site;
+use golden::{DumpError, DumpWriter, Manifest, Origin, Sigma};
+use reference::{Model, ModelState};
 use spec::site::SITES;
+use spec::{NonFinite, Site};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Which run to write.
@@ -22,6 +26,8 @@ pub struct Run<'a> {
     pub sites: Option<&'a str>,
     /// Why a reviewer accepts these values in place of others.
     pub reason: Option<&'a str>,
+    /// Whether to work out what rounding alone does at every site, so that a diff can be told in sigmas.
+    pub sigma: bool,
 }
 
 /// Why there is no dump.
@@ -54,15 +60,22 @@ pub fn write(loaded: &Loaded, model_hash: &str, run: &Run, target: &Path) -> Res
     manifest.contract = Some(run.subject.contract_name().to_string());
     manifest.rounding = Some(match run.subject {
         SubjectSpec::Reference => "every site once, f64 to f32, to nearest even".to_string(),
-        SubjectSpec::Npu(engine) => format!("as the {engine} engine declares; host ops in f32"),
+        SubjectSpec::Npu(engine, _) => format!("as the {engine} engine declares; host ops in f32"),
         other => format!("as {other} does; ops that it does not have once, f64 to f32"),
     });
     manifest.reason = run.reason.map(str::to_string);
     let mut writer = DumpWriter::create(target, manifest)?;
     let mut pass = Pass { name: "prefill".into(), ids: run.prompt.to_vec() };
     let (mut greedy, mut count) = (Vec::new(), 0);
+    let contract = Contract::named(run.subject.contract_name()).filter(|_| run.sigma);
+    let mut state = loaded.model.fresh();
     for n in 0..=run.steps {
         let taps = subject.pass(&pass).map_err(failed)?;
+        let sigmas = match &contract {
+            Some(contract) => sigmas(&loaded.model, contract, &mut state, &pass),
+            None => Ok(BTreeMap::new()),
+        };
+        let sigmas = sigmas.map_err(|error| failed(error.into()))?;
         let mut sites: Vec<_> = taps.iter().collect();
         sites.sort_by_key(|(site, _)| flow_order(site));
         for (site, tensor) in sites {
@@ -70,6 +83,7 @@ pub fn write(loaded: &Loaded, model_hash: &str, run: &Run, target: &Path) -> Res
             if run.sites.is_none_or(|glob| matches(glob, &name)) {
                 let values: Vec<f32> = tensor.iter().copied().collect();
                 writer.tap(&name, site.info().axes, tensor.shape(), &values)?;
+                sigmas.get(site).into_iter().for_each(|sigma| writer.sigma(*sigma));
                 count += 1;
             }
         }
@@ -86,6 +100,23 @@ pub fn write(loaded: &Loaded, model_hash: &str, run: &Run, target: &Path) -> Res
     writer.manifest_mut().greedy = greedy;
     writer.finish()?;
     Ok(count)
+}
+
+/// The standard deviations of an honest run's values at every site of a pass, with all that has come down to it.
+fn sigmas(
+    model: &Model,
+    contract: &Contract,
+    state: &mut ModelState<Bounded>,
+    pass: &Pass,
+) -> Result<BTreeMap<Site, Sigma>, NonFinite> {
+    let mut sigmas = BTreeMap::new();
+    let mut ops = Variance::new(contract, Truth::Package, |site, expected| {
+        sigmas.insert(site, Sigma::of(expected.variance.iter().map(|v| v.sqrt())));
+    });
+    model.pass(&mut ops, state, &pass.ids);
+    ops.check()?;
+    drop(ops);
+    Ok(sigmas)
 }
 
 /// What is before the layers, the layers, what is behind them; inside, the order of the registry.

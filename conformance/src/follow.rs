@@ -4,12 +4,15 @@
 
 use crate::contract::{Contract, decoded_image};
 use crate::extract::{FailedOp, described};
-use crate::judge::{Budget, SiteResult, judge, rows_and_columns};
+use crate::judge::{Budget, SiteResult, Verdict, judge, rows_and_columns};
 use crate::mutants::History;
 use crate::mutants::explain::{Explanation, Hidden, explain, explain_attention};
+use crate::routing;
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use reference::{Call, Ops, Tensor};
+use spec::families::Linear;
 use spec::{NonFinite, Site};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Rows of an image that are compared at a time, so that no whole matrix is held decoded.
@@ -17,6 +20,16 @@ const IMAGE_ROWS: usize = 256;
 
 /// The values of a subject in one pass.
 pub type PassTaps = BTreeMap<Site, Tensor>;
+
+/// A subject's own image of the weights behind a site.
+pub struct Imaged {
+    /// The site.
+    pub site: Site,
+    /// The routed expert that the weights are of.
+    pub expert: Option<usize>,
+    /// The weights, decoded from the image.
+    pub weights: spec::Matrix,
+}
 
 /// Whether a site's error is its own or all that has come down to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +53,7 @@ pub struct Follow<'a> {
     explain: bool,
     /// The subject's own images of the weights behind its linear sites, to be checked against the rule of
     /// the contract.
-    pub images: &'a [(Site, spec::Matrix)],
+    pub images: &'a [Imaged],
     /// The judged sites, in the order of the data flow.
     pub results: Vec<SiteResult>,
     /// Sites of the reference that the subject does not expose.
@@ -105,9 +118,25 @@ impl<'a> Follow<'a> {
     /// Checks the subject's image of a weight value for value: it must be what the contract's rule makes
     /// of the package's weight.
     fn compare_image(&mut self, at: Site, call: &Call<Bounded>) -> Result<(), NonFinite> {
-        let Call::Linear { w, .. } = call else { return Ok(()) };
-        let Some((_, image)) = self.images.iter().find(|(site, _)| *site == at) else { return Ok(()) };
+        match call {
+            Call::Linear { w, .. } => self.compare_one_image(at, None, w),
+            Call::ExpertLinear { experts, .. } => {
+                experts.iter().enumerate().try_for_each(|(n, w)| self.compare_one_image(at, Some(n), w))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn compare_one_image(&mut self, at: Site, expert: Option<usize>, w: &Linear) -> Result<(), NonFinite> {
+        let of = |image: &&Imaged| image.site == at && image.expert == expert;
+        let Some(Imaged { weights: image, .. }) = self.images.iter().find(of) else { return Ok(()) };
+        let name = expert.map_or(format!("image.{at}"), |expert| format!("image.{at}.{expert}"));
         let (out, inner) = (w.weight.out(), w.weight.inner());
+        let found = [image.out(), image.inner()];
+        if found != [out, inner] {
+            self.results.push(SiteResult::misshapen(&name, &found, &[out, inner]));
+            return Ok(());
+        }
         for start in (0..out).step_by(IMAGE_ROWS) {
             let rows = start..(start + IMAGE_ROWS).min(out);
             let rule = decoded_image(&w.weight.rows(rows.clone()), self.contract.product_at(at))?;
@@ -120,7 +149,7 @@ impl<'a> Follow<'a> {
             let r =
                 ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&shape), rule).expect("one value a weight");
             let expected = Expected { r, variance: zero.clone(), bound: zero, calibrated: false };
-            let mut result = judge(&format!("image.{at}"), &shape, &values, &expected, &self.budget);
+            let mut result = judge(&name, &shape, &values, &expected, &self.budget);
             result.worst.row += start;
             if let Some(first) = &mut result.first_wrong {
                 first.row += start;
@@ -148,16 +177,24 @@ impl<'a> Follow<'a> {
             self.results.push(SiteResult::misshapen(&name, subject.shape(), expected.r.shape()));
             return;
         }
-        let values: Vec<f32> = subject.iter().copied().collect();
+        let reference = || expected.r.mapv(|v| v as f32).into_shared();
+        let choices = routing::compare(&name, call, &reference(), subject);
+        let values: Vec<f32> = choices.as_ref().map_or(subject, |c| &c.aligned).iter().copied().collect();
         let mut result = match missing_rows(subject, expected) {
             0 => judge(&name, subject.shape(), &values, expected, &self.budget),
             missing => judge(&name, subject.shape(), &values, &expected.from_row(missing), &self.budget),
         };
         result.shift_rows(missing_rows(subject, expected));
+        if let Some(swap) = choices.as_ref().and_then(|choices| choices.swaps.first())
+            && result.verdict < Verdict::NearTie
+        {
+            result.verdict = Verdict::NearTie;
+            result.pattern = Some(swap.to_string());
+        }
         if let (before, true) = self.gap {
             self.spans.push((at, before));
         }
-        if result.verdict == crate::judge::Verdict::Failed && self.explain {
+        if result.verdict == Verdict::Failed && self.explain {
             self.explain = false;
             let (contract, history) = (self.contract, &self.history);
             self.explanation = match &self.hidden {
@@ -193,7 +230,8 @@ impl Ops for Follow<'_> {
             }
         };
         self.note_hidden(at, &call);
-        match self.taps.get(&at) {
+        let subject = self.taps.get(&at).map(|subject| with_axes_of(subject, expected.r.shape()));
+        match &subject {
             Some(subject) => {
                 self.compare(at, &call, subject, &expected);
                 self.hidden = None;
@@ -209,11 +247,30 @@ impl Ops for Follow<'_> {
                 self.gap.1 = true;
             }
         }
-        let value = expected.r.mapv(|v| v as f32).into_shared();
+        let mut value = expected.r.mapv(|v| v as f32).into_shared();
+        // What comes behind a choice stands in its order.
+        if let Some(choices) =
+            subject.and_then(|subject| routing::compare(self.pass, &call, &value, &subject))
+        {
+            value = choices.followed;
+        }
         self.history.note(at, &call, value.clone());
         let exact = expected.variance.iter().all(|&v| v == 0.0);
         Bounded { value, variance: (!exact).then(|| expected.variance.into_shared()) }
     }
+}
+
+/// The subject's value with the axes of the site: an axis of length 1 behind the first does not count. (A norm over a
+/// model's only key head is `[tokens, 1, head_dim]` in one program and `[tokens, head_dim]` in another.)
+fn with_axes_of<'t>(subject: &'t Tensor, wanted: &[usize]) -> Cow<'t, Tensor> {
+    let longer = |shape: &[usize]| shape.iter().skip(1).copied().filter(|n| *n != 1).collect::<Vec<_>>();
+    let found = subject.shape();
+    if found.len() == wanted.len() || found.is_empty() || wanted.is_empty() || longer(found) != longer(wanted)
+    {
+        return Cow::Borrowed(subject);
+    }
+    let shape: Vec<usize> = found[..1].iter().chain(&wanted[1..]).copied().collect();
+    Cow::Owned(subject.to_shape(shape).expect("as many values").into_owned().into_shared())
 }
 
 /// Whether the subject's value has the shape of the site, or that of its last rows; never of none.

@@ -96,19 +96,11 @@ pub fn compare(model: &Model, dump: &Dump) -> Result<GoldenGate, GateError> {
     let taps = run(model, &passes)?;
     let mut gate = GoldenGate::default();
     for info in dump.taps() {
-        let Some(reference) = site_value(&taps, &passes, &info.name) else {
+        let Some((golden, reference)) = pair(dump, &passes, &taps, &info.name)? else {
             gate.unmatched.push(info.name.clone());
             continue;
         };
-        let values = dump.f32(&info.name)?.expect("a tap that the dump lists");
-        let golden = Tensor::from_shape_vec(values.shape, values.to_vec()).expect("a validated shape");
-        let (golden, reference) = align(&info.name, golden, reference)?;
-        let (golden, reference) = match choices(&info.name, dump, &taps, &passes)? {
-            Some((theirs, ours)) => (by_expert(&golden, &theirs), by_expert(&reference, &ours)),
-            None => (golden, reference),
-        };
-        let noise = dump.noise(&info.name).map_or(0.0, |n| n.f64_diff.max(n.f32_diff));
-        gate.sites.push(ratio(&info.name, &golden, &reference, noise));
+        gate.sites.push(ratio(&info.name, &golden, &reference, noise(dump, &info.name)));
         if info.name.ends_with(".logits") {
             let (equal, all, kl) = logits(&golden, &reference);
             gate.argmax_equal.0 += equal;
@@ -120,13 +112,42 @@ pub fn compare(model: &Model, dump: &Dump) -> Result<GoldenGate, GateError> {
     Ok(gate)
 }
 
+/// How far taps of a run, by pass and site, are from the golden at one of its taps; nothing where the run has no
+/// such tap.
+pub fn compare_tap(
+    dump: &Dump,
+    passes: &[Pass],
+    taps: &Taps,
+    tap: &str,
+) -> Result<Option<SiteRatio>, GateError> {
+    let pair = pair(dump, passes, taps, tap)?;
+    Ok(pair.map(|(golden, run)| ratio(tap, &golden, &run, noise(dump, tap))))
+}
+
+/// A tap of the golden and the value of a run there, in the same rows and order.
+fn pair(dump: &Dump, passes: &[Pass], taps: &Taps, tap: &str) -> Result<Option<(Tensor, Tensor)>, GateError> {
+    let (Some(run), Some(values)) = (site_value(taps, passes, tap), dump.f32(tap)?) else { return Ok(None) };
+    let golden = Tensor::from_shape_vec(values.shape, values.to_vec()).expect("a validated shape");
+    let (golden, run) = align(tap, golden, run)?;
+    Ok(Some(match choices(tap, dump, taps, passes)? {
+        Some((theirs, ours)) => (by_expert(&golden, &theirs), by_expert(&run, &ours)),
+        None => (golden, run),
+    }))
+}
+
+/// What two independent implementations differ by at a tap.
+fn noise(dump: &Dump, tap: &str) -> f64 {
+    dump.noise(tap).map_or(0.0, |n| n.f64_diff.max(n.f32_diff))
+}
+
 /// The passes that a golden's taps name.
 pub fn passes_of(dump: &Dump) -> Vec<Pass> {
     let steps = dump.pass_names().iter().filter(|pass| pass.starts_with("step")).count();
     teacher_forced(&dump.manifest().prompt, &dump.manifest().greedy, steps)
 }
 
-type Taps = BTreeMap<(String, Site), Tensor>;
+/// Values of a run, by pass and site.
+pub type Taps = BTreeMap<(String, Site), Tensor>;
 
 fn run(model: &Model, passes: &[Pass]) -> Result<Taps, NonFinite> {
     let (mut ops, mut state) = (Record::default(), model.fresh());

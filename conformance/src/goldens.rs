@@ -3,10 +3,13 @@
 //! `golden/data/<fixture>/<run>` holds a dump whose manifest says all that is needed to make it again:
 //! the subject (`producer`), the prompt, and the number of steps (one less than its greedy ids).
 
-use crate::cli::CliError;
+use crate::audit::audit;
 use crate::cli::load::load;
+use crate::cli::{CliError, repro};
+use crate::contract::Contract;
 use crate::dumping::{Run, write};
 use crate::subject::SubjectSpec;
+use crate::verify::VerifyError;
 use golden::{Diff, DiffOptions, DiffVerdict, Dump};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -95,6 +98,42 @@ pub struct Comparison {
     pub only_old: Vec<String>,
     /// Dumps that are new.
     pub only_new: Vec<String>,
+    /// Mistakes that the fixtures of the goldens would not notice, where they were asked for.
+    pub survivors: Vec<Survivors>,
+    /// The command that shows it again.
+    pub repro: String,
+}
+
+/// What the audit of a golden's fixture leaves.
+#[derive(Serialize)]
+pub struct Survivors {
+    /// The fixture.
+    pub fixture: String,
+    /// Mutants at sites that were tried.
+    pub mutants: usize,
+    /// Those that it does not notice, by name.
+    pub survived: Vec<String>,
+}
+
+/// Audits the fixtures of a source's goldens, each once and on the golden's own prompt.
+pub fn survivors(source: &Source) -> Result<Vec<Survivors>, CliError> {
+    let contract = Contract::named("f32").expect("a built-in contract");
+    let mut all: Vec<Survivors> = Vec::new();
+    for name in source.dumps()? {
+        let fixture = name.split('/').next().unwrap_or(&name);
+        if all.iter().any(|known| known.fixture == fixture) {
+            continue;
+        }
+        let manifest = Dump::open(source.path().join(&name))?.manifest().clone();
+        let loaded = load(fixture, None, &[])?;
+        let steps = manifest.greedy.len().saturating_sub(1);
+        let found = audit(fixture, &loaded.model, &manifest.prompt, steps, &contract)
+            .map_err(|source| VerifyError::Weights { package: fixture.to_string(), source })?;
+        let mut survived: Vec<String> = found.survivors.into_iter().map(|survivor| survivor.mutant).collect();
+        survived.dedup();
+        all.push(Survivors { fixture: fixture.to_string(), mutants: found.mutants, survived });
+    }
+    Ok(all)
 }
 
 impl Comparison {
@@ -121,7 +160,8 @@ pub fn compare(old: &Source, new: &Source, force: bool) -> Result<Comparison, Cl
         pairs.push(Compared { dump: name.clone(), diff: golden::diff(&old, &new, &options)? });
     }
     let only = |a: &[String], b: &[String]| a.iter().filter(|name| !b.contains(name)).cloned().collect();
-    Ok(Comparison { pairs, only_old: only(&olds, &news), only_new: only(&news, &olds) })
+    let (only_old, only_new) = (only(&olds, &news), only(&news, &olds));
+    Ok(Comparison { pairs, only_old, only_new, survivors: vec![], repro: repro() })
 }
 
 /// Makes the golden at `name` (`<fixture>/<run>`) again with this build, into `target`.
@@ -133,7 +173,7 @@ pub fn remake(source: &Source, name: &str, target: &Path, reason: Option<&str>) 
     let loaded = load(fixture, None, &[])?;
     let model_hash = golden::model_hash(&fixtures::Package::open(fixture)?.files())?;
     let steps = manifest.greedy.len().saturating_sub(1);
-    let run = Run { subject: &subject, prompt: &manifest.prompt, steps, sites: None, reason };
+    let run = Run { subject: &subject, prompt: &manifest.prompt, steps, sites: None, reason, sigma: true };
     write(&loaded, &model_hash, &run, target)?;
     Ok(())
 }

@@ -21,10 +21,12 @@
 
 pub mod ab;
 pub mod audit;
+pub mod bench;
 pub mod cases;
 pub mod check;
 pub mod cli;
 pub mod contract;
+pub mod cost;
 pub mod draft;
 pub mod dumping;
 pub mod emulate;
@@ -32,6 +34,7 @@ pub mod extract;
 pub mod follow;
 pub mod golden_gate;
 pub mod goldens;
+pub mod inspect;
 pub mod judge;
 pub mod kernel;
 pub mod known;
@@ -40,6 +43,7 @@ pub mod passes;
 pub mod probe;
 pub mod record;
 pub mod report;
+pub mod routing;
 pub mod subject;
 pub mod topk_gate;
 pub mod variance;

@@ -15,6 +15,7 @@ pub use map::{MapError, NameMap};
 pub use ops::{Answer, Kernel, OneOp, OpsSubject};
 
 use crate::contract::Contract;
+use crate::cost::CostPerToken;
 use crate::follow::PassTaps;
 use crate::mutants::{MutantOps, Selection};
 use crate::passes::Pass;
@@ -28,8 +29,8 @@ use std::path::PathBuf;
 /// A subject as named on the command line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SubjectSpec {
-    /// The built-in NPU path with one of its engines.
-    Npu(Engine),
+    /// The built-in NPU path with one of its engines and its switches: `npu:int8`, `npu:f32,gdn=chunked`.
+    Npu(Engine, Switches),
     /// The reference itself.
     Reference,
     /// Values that somebody else wrote.
@@ -52,8 +53,12 @@ impl std::str::FromStr for SubjectSpec {
         let unknown = || UnknownSubject(text.to_string());
         let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
         Ok(match (kind, rest) {
-            ("npu", "") => SubjectSpec::Npu(Engine::Int8),
-            ("npu", engine) => SubjectSpec::Npu(engine.parse().map_err(|_| unknown())?),
+            ("npu", "") => SubjectSpec::Npu(Engine::Int8, Switches::default()),
+            ("npu", rest) => {
+                let (engine, switches) = rest.split_once(',').unwrap_or((rest, ""));
+                let switches = Switches::parse(switches).map_err(|_| unknown())?;
+                SubjectSpec::Npu(engine.parse().map_err(|_| unknown())?, switches)
+            }
             ("reference", "") => SubjectSpec::Reference,
             (_, "") => return Err(unknown()),
             ("dump", path) => SubjectSpec::Dump(DumpSpec { path: PathBuf::from(path), map: None }),
@@ -73,7 +78,10 @@ impl std::str::FromStr for SubjectSpec {
 impl std::fmt::Display for SubjectSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            SubjectSpec::Npu(engine) => write!(f, "npu:{engine}"),
+            SubjectSpec::Npu(engine, switches) => match switches.to_string() {
+                list if list.is_empty() => write!(f, "npu:{engine}"),
+                list => write!(f, "npu:{engine},{list}"),
+            },
             SubjectSpec::Reference => f.write_str("reference"),
             SubjectSpec::Dump(dump) => write!(f, "dump:{}", dump.path.display()),
             SubjectSpec::Command(command) => write!(f, "cmd:{}", command.line),
@@ -93,8 +101,8 @@ impl SubjectSpec {
         sites: Option<&str>,
     ) -> Result<Box<dyn Subject + 'm>, SubjectError> {
         Ok(match self {
-            SubjectSpec::Npu(engine) => {
-                Box::new(NpuSubject::new(config, weights, *engine, Switches::default())?)
+            SubjectSpec::Npu(engine, switches) => {
+                Box::new(NpuSubject::new(config, weights, *engine, *switches)?)
             }
             SubjectSpec::Reference => Box::new(ReferenceSubject::new(model)),
             SubjectSpec::Dump(dump) => {
@@ -121,7 +129,7 @@ impl SubjectSpec {
     /// The name of the contract that the subject declares; a library's own is in its table.
     pub fn contract_name(&self) -> &'static str {
         match self {
-            SubjectSpec::Npu(engine) => engine.name(),
+            SubjectSpec::Npu(engine, _) => engine.name(),
             SubjectSpec::Reference | SubjectSpec::Dump(_) => "f32",
             SubjectSpec::Command(_) | SubjectSpec::Library(_) => "f32",
         }
@@ -155,17 +163,6 @@ impl From<DeviceError> for SubjectError {
             other => SubjectError::Stopped(other.to_string()),
         }
     }
-}
-
-/// Counted costs of one token.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
-pub struct CostPerToken {
-    /// f32 bytes that matrix weights were decoded to, in the last pass: 0 once all is resident.
-    pub dequantised_bytes_per_token: u64,
-    /// Image bytes streamed.
-    pub streamed_bytes_per_token: u64,
-    /// Launches.
-    pub launches_per_token: u64,
 }
 
 /// What a reader of the report should know about a subject beside its values.
@@ -206,6 +203,12 @@ pub trait Subject {
     /// The weights that it multiplies with to get `site`, decoded from its own image.
     fn image(&mut self, site: Site) -> Option<Matrix> {
         let _ = site;
+        None
+    }
+
+    /// The same of a routed expert.
+    fn expert_image(&mut self, site: Site, expert: usize) -> Option<Matrix> {
+        let _ = (site, expert);
         None
     }
 
@@ -260,14 +263,14 @@ impl Subject for NpuSubject {
         self.0.device_weights(site).ok().flatten()
     }
 
+    fn expert_image(&mut self, site: Site, expert: usize) -> Option<Matrix> {
+        self.0.expert_weights(site, expert).ok().flatten()
+    }
+
     fn cost(&self) -> Option<CostPerToken> {
-        let (counters, total) = (self.0.counters(), self.0.counters().total());
-        let rows = counters.rows.max(1);
-        Some(CostPerToken {
-            dequantised_bytes_per_token: total.dequantised_bytes / rows,
-            streamed_bytes_per_token: total.streamed_bytes / rows,
-            launches_per_token: total.launches / rows,
-        })
+        let weights =
+            self.0.designs().into_iter().map(|(_, design)| (design.out * design.inner * 4) as u64).sum();
+        Some(CostPerToken::of(self.0.counters(), weights))
     }
 }
 

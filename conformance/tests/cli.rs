@@ -262,6 +262,89 @@ fn inspect_says_what_would_be_refused() {
     assert!(out.contains("refused: config key hidden_act"), "{out}");
 }
 
+fn inspect_json(package: &str) -> (i32, serde_json::Value) {
+    let (code, out, error) = karat(&["inspect", package, "--format", "json"]);
+    (code, serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}{error}")))
+}
+
+/// Two unknown keys, both named; a value that is not finite, counted; keys with what became of them.
+#[test]
+fn inspect_lists_every_key_and_every_tensor_with_its_values() {
+    let dir = copy("llama");
+    replace(
+        &dir.path().join("config.json"),
+        "{",
+        "{\"alpha_new\": 1, \"beta_new\": 2, \"gamma_off\": false,",
+    );
+    // The weights of the norm before the first layer begin with NaN.
+    let file = dir.path().join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let json: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    let entry = &json["model.layers.0.self_attn.q_proj.weight"];
+    assert_eq!(entry["dtype"], "F32");
+    let at = 8 + header + entry["data_offsets"][0].as_u64().unwrap() as usize;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    bytes[at + 4..at + 8].copy_from_slice(&1234.5f32.to_le_bytes());
+    fs::write(&file, bytes).unwrap();
+
+    let (code, json) = inspect_json(dir.path().to_str().unwrap());
+    assert_eq!((code, &json["schema"]), (2, &serde_json::json!("karat/inspect/1")));
+    let refusals: Vec<_> = json["refusals"].as_array().unwrap().iter().map(|r| r.as_str().unwrap()).collect();
+    assert!(
+        refusals[0].starts_with("config key alpha_new") && refusals[1].starts_with("config key beta_new")
+    );
+    let fate = |key: &str| {
+        let keys = json["config_keys"].as_array().unwrap();
+        keys.iter().find(|line| line["key"] == key).unwrap()["use"].as_str().unwrap().to_string()
+    };
+    assert_eq!([fate("hidden_size"), fate("alpha_new"), fate("gamma_off")], ["read", "refused", "off"]);
+    assert_eq!(json["passed_over"], serde_json::json!(["gamma_off"]));
+    let tensors = json["tensors"].as_array().unwrap();
+    let q = tensors.iter().find(|t| t["name"] == "model.layers.0.self_attn.q_proj.weight").unwrap();
+    assert_eq!((&q["non_finite"], &q["max"]), (&serde_json::json!(1), &serde_json::json!(1234.5)));
+    assert!(tensors.iter().all(|t| t["use"] == "read"));
+    assert_eq!(json["tensors_read"].as_u64().unwrap() as usize, tensors.len());
+}
+
+/// The config of the bundled llama: 2 kv heads of 8 in 3 layers at 256 positions, 4 bytes a value, twice.
+#[test]
+fn inspect_says_what_a_run_needs() {
+    let config: serde_json::Value =
+        serde_json::from_slice(&fs::read(bundled("llama").join("config.json")).unwrap()).unwrap();
+    let size = |key: &str| config[key].as_u64().unwrap();
+    let (code, json) = inspect_json("llama");
+    assert_eq!(code, 0);
+    let kv = 2 * size("num_key_value_heads") * size("head_dim") * size("num_hidden_layers");
+    assert_eq!(json["memory"]["kv_cache"].as_u64().unwrap(), 4 * kv * size("max_position_embeddings"));
+}
+
+/// Example files that no family makes sense of: listed first, then refused.
+#[test]
+fn inspect_lists_what_it_refuses() {
+    let example = |name: &str| bundled("examples").join(name).display().to_string();
+    let (code, json) = inspect_json(&example("tiny.gguf"));
+    assert_eq!((code, &json["container"]), (2, &serde_json::json!("gguf")));
+    assert!(json["refused"].as_str().unwrap().contains("llama.block_count"), "{}", json["refused"]);
+    let tensors = json["tensors"].as_array().unwrap();
+    // The norm of the example holds 1, 2, 3.
+    let norm = tensors.iter().find(|t| t["name"] == "a.norm").unwrap();
+    assert_eq!((&norm["min"], &norm["max"], &norm["bytes"]), (&1.0.into(), &3.0.into(), &12.into()));
+
+    let (code, json) = inspect_json(&example("tiny.q4nx"));
+    assert_eq!((code, &json["container"]), (2, &serde_json::json!("q4nx")));
+    assert!(json["refused"].as_str().unwrap().contains("config"), "{}", json["refused"]);
+    let tensors = json["tensors"].as_array().unwrap();
+    let format = |name: &str| &tensors.iter().find(|t| t["name"] == name).unwrap()["format"];
+    assert_eq!(format("model.layers.0.mlp.down_proj.weight"), "Q4NX_Q4_1");
+    assert_eq!(format("lm_head.weight"), "Q4NX_Q8");
+
+    // A pair shows both.
+    let (code, json) = inspect_json("dflash");
+    assert_eq!((code, &json["draft"]["family"]), (0, &serde_json::json!("MuseGlimmerAssistantModel")));
+    assert!(json["draft"]["tensors"].as_array().unwrap().iter().all(|t| t["use"] == "read"));
+}
+
 /// A converted package computes the same: its logits are the bundled package's, to the byte.
 #[test]
 fn convert_keeps_the_model() {

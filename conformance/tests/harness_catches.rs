@@ -38,7 +38,7 @@ fn run(
 ) -> Result<PackageResult, VerifyError> {
     let contract = Contract::named(contract).unwrap();
     let selection = mutate.map(|m| Selection::parse(m).unwrap());
-    let subject = SubjectSpec::Npu(contract.name.parse::<Engine>().unwrap());
+    let subject = SubjectSpec::Npu(contract.name.parse::<Engine>().unwrap(), Default::default());
     let options = Options { mutate: selection.as_ref(), steps: 2, ..Options::new(&subject, &contract) };
     verify(package, prompt, &options, "karat verify".into())
 }

@@ -224,7 +224,7 @@ fn flat_fixtures_are_mistrusted() {
 
     let loaded =
         Loaded { name: "mirrored".into(), config, weights, model, golden: None, topk: None, draft: None };
-    let subject = SubjectSpec::Npu(device::Engine::Int8);
+    let subject = SubjectSpec::Npu(device::Engine::Int8, Default::default());
     let options = Options { steps: 1, ..Options::new(&subject, &contract) };
     let result = verify(&loaded, &prompt, &options, "karat verify".into()).unwrap();
     assert_eq!(result.verdict, Verdict::Mistrusted);

@@ -141,7 +141,7 @@ fn bytes_that_change_between_runs_are_reported() {
     let (name, draft) = (model.name.clone(), None);
     let loaded = Loaded { name, config, weights, model: reference, golden: None, topk: None, draft };
     let contract = Contract::named("f32").unwrap();
-    let subject = SubjectSpec::Npu(Engine::F32);
+    let subject = SubjectSpec::Npu(Engine::F32, Default::default());
     let mutant = Selection::parse("pack-tile-order").unwrap().mutant;
     let fault: fn() -> Arc<dyn Fault> = || Arc::new(Flaky(RUNS.fetch_add(1, Ordering::SeqCst)));
     let selection = Selection { mutant, site: None, fault: Some(fault) };
@@ -294,4 +294,14 @@ fn an_extracted_product_has_its_weight() {
     if exit(&case, "python3", &["--version"]).is_some() {
         assert_eq!(exit(&case, "python3", &["check.py"]), Some(1));
     }
+}
+
+/// Llama's 4/2 heads and small scores hide two mistakes; without the flag nobody asks.
+#[test]
+fn a_strict_run_mistrusts_a_fixture_that_is_blind() {
+    let (code, report) = json(&["verify", "llama", "--strict"]);
+    assert_eq!((code, &report["verdict"]), (3, &"MISTRUSTED".into()));
+    let reason = report["results"][0]["reason"].as_str().unwrap();
+    assert!(reason.contains("attn-gqa-map:div-kv") && reason.contains("karat audit llama"), "{reason}");
+    assert_eq!(karat(&["verify", "llama"]).0, 0);
 }

@@ -1,5 +1,7 @@
 //! What a pass costs, counted rather than measured, with the clocks beside it.
 
+use crate::resident::Role;
+use std::collections::BTreeMap;
 use std::ops::AddAssign;
 use std::time::Duration;
 
@@ -51,6 +53,21 @@ impl Cost {
     }
 }
 
+/// A kind of launch: what a cost model needs to know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Launch {
+    /// The layer, for products inside one.
+    pub layer: Option<u32>,
+    /// What the product is for.
+    pub role: Role,
+    /// Number of outputs.
+    pub out: usize,
+    /// Number of inputs.
+    pub inner: usize,
+    /// Rows that were sent.
+    pub rows: usize,
+}
+
 /// Costs of one pass, or of several added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -60,6 +77,8 @@ pub struct Counters {
     pub layers: Vec<Cost>,
     /// Embedding, final norm and head.
     pub outside: Cost,
+    /// How many launches of each kind.
+    pub launched: BTreeMap<Launch, u64>,
 }
 
 impl Counters {
@@ -88,6 +107,7 @@ impl AddAssign<&Counters> for Counters {
     fn add_assign(&mut self, other: &Counters) {
         self.rows += other.rows;
         self.outside += other.outside;
+        other.launched.iter().for_each(|(launch, count)| *self.launched.entry(*launch).or_default() += count);
         self.layers.iter_mut().zip(&other.layers).for_each(|(a, b)| *a += *b);
     }
 }

@@ -106,6 +106,9 @@ pub enum DeviceError {
         /// Positions held.
         held: usize,
     },
+    /// A snapshot that is another device's.
+    #[error("the snapshot was taken from another device; one restores only its own")]
+    Snapshot,
     /// A row of the wrong length.
     #[error("{what} has {found} values, but the model needs {expected}")]
     Length {

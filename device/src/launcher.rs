@@ -1,7 +1,7 @@
 //! Loading, packing and launching: everything between a model program and the engines.
 
 use crate::DeviceError;
-use crate::counters::Counters;
+use crate::counters::{Counters, Launch};
 use crate::design::Design;
 use crate::engine::{Engine, LaunchError, PREFILL_ROWS, Scratch};
 use crate::fault::Fault;
@@ -361,6 +361,9 @@ impl Launcher {
             let y = &mut y[from * design.out..][..count * design.out];
             self.one_launch(key, &image, x, first + from, y)?;
             launches += 1;
+            let Design { out, inner, .. } = design;
+            let launch = Launch { layer: key.layer, role: key.role, out, inner, rows: count };
+            *self.counters.launched.entry(launch).or_default() += 1;
         }
         let (source, _) = &self.sources[&key];
         add_bias(&source.parts, design.out, &mut y);

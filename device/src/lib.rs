@@ -26,11 +26,11 @@ pub mod simd;
 mod switches;
 mod taps;
 
-pub use counters::{Cost, Counters};
+pub use counters::{Cost, Counters, Launch};
 pub use engine::Engine;
 pub use error::DeviceError;
 pub use fault::Fault;
-pub use npu::Npu;
+pub use npu::{Npu, Snapshot};
 pub use resident::{Group, Key, Role};
 pub use switches::{Reload, Switches};
 pub use taps::TapSink;

@@ -5,7 +5,7 @@ use crate::counters::Counters;
 use crate::design::Design;
 use crate::engine::{Engine, PREFILL_ROWS};
 use crate::fault::Fault;
-use crate::forward::{self, Program, Shape};
+use crate::forward::{self, Program, Shape, State};
 use crate::launcher::{Launcher, Stage};
 use crate::pack::{Image, Stored};
 use crate::pass::Pass;
@@ -15,12 +15,14 @@ use crate::taps::{TapSink, Taps};
 use rayon::prelude::*;
 use spec::{Config, Matrix, Rows, Site, Weights};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// A model on the device, with the state of one request.
 ///
 /// Every number of rows gives the same bits however it is cut into passes and launches, and on any
-/// number of threads.
+/// number of threads; but for LongRoPE, whose factors are chosen by the length that a pass reaches, as in the
+/// frameworks.
 pub struct Npu {
     program: Box<dyn Program>,
     shape: Shape,
@@ -30,7 +32,25 @@ pub struct Npu {
     tapped: Vec<f32>,
     counted: Counters,
     all_counted: Counters,
+    /// Which device this is, of all in the process: a snapshot belongs to one.
+    id: u64,
 }
+
+/// A copy of the state of a request: keys and values, convolutions, recurrent states. As large as they are.
+pub struct Snapshot {
+    device: u64,
+    position: usize,
+    state: State,
+}
+
+impl Snapshot {
+    /// Number of tokens fed when it was taken.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+}
+
+static DEVICES: AtomicU64 = AtomicU64::new(0);
 
 impl Npu {
     /// Prepares a model for an engine. Nothing is packed before the first pass (or [`Npu::warm_up`]).
@@ -66,6 +86,7 @@ impl Npu {
             tapped: Vec::new(),
             counted: Counters::new(shape.layers),
             all_counted: Counters::new(shape.layers),
+            id: DEVICES.fetch_add(1, Ordering::Relaxed),
         })
     }
 
@@ -144,6 +165,26 @@ impl Npu {
         }
         self.program.truncate(position);
         self.position = position;
+        Ok(())
+    }
+
+    /// Copies the state of the request. Unlike [`Npu::rollback`], [`Npu::restore`] goes back to it from any
+    /// later state and from another request, as far back as one likes.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot { device: self.id, position: self.position, state: self.program.save() }
+    }
+
+    /// Puts a snapshot back: afterwards all is as when it was taken.
+    ///
+    /// # Errors
+    /// If it was taken from another device.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), DeviceError> {
+        if snapshot.device != self.id {
+            return Err(DeviceError::Snapshot);
+        }
+        self.program.restore(&snapshot.state);
+        self.position = snapshot.position;
+        self.tapped.clear();
         Ok(())
     }
 
@@ -337,8 +378,14 @@ impl Npu {
         let before = self.launcher.counters.outside;
         let layers = self.shape.layers;
         let width = self.shape.width;
-        let mut pass =
-            Pass { launcher: &mut self.launcher, taps, start: self.position, chunk: 0..total, layer: None };
+        let mut pass = Pass {
+            launcher: &mut self.launcher,
+            taps,
+            start: self.position,
+            total,
+            chunk: 0..total,
+            layer: None,
+        };
         pass.launcher.load(Stage::Begin)?;
         let mut embedded = embedded;
         pass.value("embed", &[self.shape.hidden], &mut embedded);

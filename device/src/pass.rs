@@ -15,6 +15,8 @@ pub(crate) struct Pass<'a, 's> {
     pub taps: Taps<'s>,
     /// Position of the first row of the pass.
     pub start: usize,
+    /// Rows of the pass.
+    pub total: usize,
     /// Rows of the pass in hand.
     pub chunk: Range<usize>,
     /// Layer in hand.
@@ -31,6 +33,11 @@ impl Pass<'_, '_> {
     /// Position of the first row in hand.
     pub fn position(&self) -> usize {
         self.start + self.chunk.start
+    }
+
+    /// Length of the sequence when the pass is over.
+    pub fn length(&self) -> usize {
+        self.start + self.total
     }
 
     /// The position at which the first row in hand is turned in layer `layer`.

@@ -4,6 +4,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod ceiling;
 
 use std::fmt;
 use std::ops::Range;

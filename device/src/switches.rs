@@ -3,7 +3,8 @@
 use crate::DeviceError;
 use crate::resident::Group;
 
-/// The arms of a comparison. The default is every optimisation on; no switch changes a bit of the logits.
+/// The arms of a comparison. The default is every optimisation on; no switch but `gdn=chunked` changes a
+/// bit of the logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switches {
     /// `reload=…`: weights of these groups are decoded again in every pass although their images are resident.
@@ -14,6 +15,9 @@ pub struct Switches {
     pub no_batch: bool,
     /// `poison=on`: scratch memory is overwritten with NaN between layers.
     pub poison: bool,
+    /// `gdn=chunked`: passes of several rows run the gated delta rule in chunks instead of as a recurrence. Another
+    /// order of the same sums: judged by tolerance, and dependent on how rows are cut.
+    pub chunked_delta: bool,
 }
 
 /// Whose weights are decoded again in every pass.
@@ -62,10 +66,33 @@ impl Switches {
                 "batch=on" => switches.no_batch = false,
                 "poison=on" => switches.poison = true,
                 "poison=off" => switches.poison = false,
+                "gdn=chunked" => switches.chunked_delta = true,
+                "gdn=recurrent" => switches.chunked_delta = false,
                 _ => return Err(DeviceError::Switch { found: switch.to_string() }),
             }
         }
         Ok(switches)
+    }
+}
+
+/// The list that [`Switches::parse`] reads: what differs from the default.
+impl std::fmt::Display for Switches {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let reload = match self.reload {
+            Reload::None => None,
+            Reload::Attention => Some("reload=attn"),
+            Reload::FeedForward => Some("reload=ffn"),
+            Reload::PerLayer => Some("reload=ple"),
+            Reload::All => Some("reload=all"),
+        };
+        let on = [
+            (self.no_cache, "cache=off"),
+            (self.no_batch, "batch=off"),
+            (self.poison, "poison=on"),
+            (self.chunked_delta, "gdn=chunked"),
+        ];
+        let on = on.into_iter().filter(|(on, _)| *on).map(|(_, switch)| switch);
+        f.write_str(&reload.into_iter().chain(on).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -78,6 +105,8 @@ mod tests {
         let switches = Switches::parse("reload=all, batch=off").unwrap();
         assert_eq!(switches, Switches { reload: Reload::All, no_batch: true, ..Switches::default() });
         assert_eq!(Switches::parse("").unwrap(), Switches::default());
+        let list = "reload=ple,cache=off,batch=off,poison=on,gdn=chunked";
+        assert_eq!(Switches::parse(list).unwrap().to_string(), list);
         let error = Switches::parse("reload=atn").unwrap_err();
         assert!(error.to_string().starts_with("switch reload=atn is not known"), "{error}");
     }

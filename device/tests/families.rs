@@ -2,7 +2,7 @@
 
 mod seeded;
 
-use karat_device::{Engine, Key, Npu, Switches};
+use karat_device::{DeviceError, Engine, Key, Npu, Switches};
 use seeded::{Recorded, bits, model, tokens};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -191,6 +191,32 @@ fn rollback_is_replay_and_reset_is_fresh() {
             assert!(bits(&npu.step_batch(&draft).unwrap()) == bits(&rejected), "{name}: draft again");
         }
     }
+}
+
+/// A snapshot reaches back further than a rollback can, and over a reset.
+#[test]
+fn a_restored_snapshot_is_replay() {
+    let (prompt, long, rest) = (tokens(2, 19, VOCAB), tokens(3, 150, VOCAB), tokens(4, 9, VOCAB));
+    for (name, config) in families() {
+        let mut npu = npu(&config, Engine::Int8, "");
+        npu.step_batch(&prompt).unwrap();
+        let snapshot = npu.snapshot();
+        let expected = bits(&npu.step_batch(&rest).unwrap());
+        // Two launches and single rows behind it, then another request.
+        npu.step_batch(&long).unwrap();
+        npu.step(5).unwrap();
+        npu.restore(&snapshot).unwrap();
+        assert_eq!(npu.position(), 19, "{name}");
+        assert!(bits(&npu.step_batch(&rest).unwrap()) == expected, "{name}: after 151 more rows");
+        npu.reset();
+        npu.step_batch(&long).unwrap();
+        npu.restore(&snapshot).unwrap();
+        assert!(bits(&npu.step_batch(&rest).unwrap()) == expected, "{name}: after another request");
+        npu.rollback(19).unwrap();
+        assert!(bits(&npu.step_batch(&rest).unwrap()) == expected, "{name}: taken back once more");
+    }
+    let (mut one, other) = (npu(&families()[0].1, Engine::F32, ""), npu(&families()[0].1, Engine::F32, ""));
+    assert_eq!(one.restore(&other.snapshot()), Err(DeviceError::Snapshot));
 }
 
 #[test]

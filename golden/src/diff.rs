@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::container::PIECE;
+use crate::manifest::Sigma;
 use crate::stats::{Comparer, Comparison};
 use crate::{Dump, DumpError, Manifest, TapInfo, TapKey, split_tap};
 
@@ -20,7 +21,8 @@ pub const SCHEMA: &str = "karat/diff/1";
 pub struct DiffOptions {
     /// Compare dumps of different models or prompts as well.
     pub force: bool,
-    /// A site is equivalent up to `relative · max |old| + absolute`.
+    /// A site is equivalent up to `relative · max |old| + absolute`, or within what the contract's rounding does to
+    /// two honest runs where the old dump says so ([`Sigma`]).
     pub relative: f64,
     /// See `relative`.
     pub absolute: f64,
@@ -136,6 +138,13 @@ pub struct Change {
     pub limit: f64,
     /// `max_abs / limit`
     pub ratio: f64,
+    /// `max_abs` over the largest standard deviation that rounding has at the site, where the old dump knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sigmas: Option<f64>,
+    /// `rms_diff` over the root mean square of those standard deviations: √2 for two honest runs that round
+    /// independently.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sigmas_rms: Option<f64>,
     /// First value that differs.
     pub first: Option<Place>,
     /// The value with the largest difference.
@@ -243,7 +252,10 @@ fn site(
     let mut rows = Vec::new();
     for from in (0..a.len()).step_by(window) {
         let to = a.len().min(from + window);
-        comparer.push(&a[from..to], &b[from..to]);
+        match (sets(name, width, &a[from..to]), sets(name, width, &b[from..to])) {
+            (Some(a), Some(b)) => comparer.push(&a, &b),
+            _ => comparer.push(&a[from..to], &b[from..to]),
+        }
         if has_logits {
             rows.extend(logits.rows(&a[from..to], &b[from..to], width));
         }
@@ -252,15 +264,43 @@ fn site(
     }
     let comparison = comparer.finish();
     let limit = limit(old, name, comparison.largest, options);
+    let sigma = before.sigma.filter(|_| old.manifest().contract == new.manifest().contract);
     if has_logits {
-        logits.add(name, new.manifest(), rows, limit);
+        // The difference of two logits between two honest runs spreads by 2σ; four times that is a near tie.
+        let four_sigmas = sigma.map_or(0.0, |sigma| 4.0 * sigma.max);
+        logits.add(name, new.manifest(), rows, limit.max(four_sigmas));
     }
     if comparison.bytes_equal {
-        return Ok(report(DiffVerdict::Identical, None, None));
+        return Ok(match before.sha256 == tap.sha256 {
+            true => report(DiffVerdict::Identical, None, None),
+            false => {
+                report(DiffVerdict::Equivalent, Some("the same choices in another order".to_owned()), None)
+            }
+        });
     }
-    let within = comparison.max_abs <= limit && comparison.non_finite_equal;
+    let non_finite_equal = comparison.non_finite_equal;
+    let change = change(tap, comparison, limit, sigma);
+    let within = non_finite_equal && (change.ratio <= 1.0 || rounds_alike(&change, tap.elements()));
     let verdict = if within { DiffVerdict::Equivalent } else { DiffVerdict::Changed };
-    Ok(report(verdict, None, Some(change(tap, comparison, limit))))
+    Ok(report(verdict, None, Some(change)))
+}
+
+/// Whether two honest runs may differ so much: the difference of two has √2 times the deviation of one, its rms a tenth
+/// more for the model and six of its own standard errors, its largest element 6.5 deviations (a chance of 10⁻¹⁰).
+fn rounds_alike(change: &Change, elements: usize) -> bool {
+    let (Some(largest), Some(rms)) = (change.sigmas, change.sigmas_rms) else { return false };
+    let rms_limit = 1.1 * (1.0 + 6.0 / (2.0 * elements.max(1) as f64).sqrt());
+    largest <= 6.5 * std::f64::consts::SQRT_2 && rms <= rms_limit * std::f64::consts::SQRT_2
+}
+
+/// The rows of whole numbers of a router's choices, each sorted: their order has no meaning.
+fn sets(name: &str, width: usize, values: &[f32]) -> Option<Vec<f32>> {
+    let is_index = split_tap(name).1.rsplit('.').next() == Some("router_index");
+    is_index.then(|| {
+        let mut sorted = values.to_vec();
+        sorted.chunks_mut(width).for_each(|row| row.sort_by(f32::total_cmp));
+        sorted
+    })
 }
 
 /// `relative · max |old| + absolute`, or four times the noise that the old dump knows at this site.
@@ -269,7 +309,7 @@ fn limit(old: &Dump, name: &str, largest: f64, options: &DiffOptions) -> f64 {
     (options.relative * largest + options.absolute).max(4.0 * noise)
 }
 
-fn change(tap: &TapInfo, c: Comparison, limit: f64) -> Change {
+fn change(tap: &TapInfo, c: Comparison, limit: f64, sigma: Option<Sigma>) -> Change {
     let per_row = match split_tap(&tap.name).1.ends_with("attn_probs") {
         true => tap.shape.last().copied().unwrap_or(1),
         false => tap.shape.iter().skip(1).product(),
@@ -283,6 +323,8 @@ fn change(tap: &TapInfo, c: Comparison, limit: f64) -> Change {
         cosine: c.cosine,
         limit,
         ratio: c.max_abs / limit,
+        sigmas: sigma.filter(|sigma| sigma.max > 0.0).map(|sigma| c.max_abs / sigma.max),
+        sigmas_rms: sigma.filter(|sigma| sigma.rms > 0.0).map(|sigma| c.rms_diff / sigma.rms),
         first: c.first.map(place),
         worst: c.worst.map(place),
         ulp_histogram: c.ulp_histogram[..used].to_vec(),

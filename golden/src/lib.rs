@@ -28,7 +28,7 @@ pub use error::DumpError;
 pub use find::{find_dumps, is_dump};
 pub use hash::{model_hash, model_hash_of, sha256_file, sha256_hex};
 pub use manifest::{
-    Dtype, FORMAT, MANIFEST_FILE, Manifest, Origin, Pass, Phase, TAPS_FILE, TapInfo, TapSummary,
+    Dtype, FORMAT, MANIFEST_FILE, Manifest, Origin, Pass, Phase, Sigma, TAPS_FILE, TapInfo, TapSummary,
 };
 pub use name::{TapKey, pass_rank, split_tap};
 pub use topk::{TOPK_FORMAT, TopK, TopKRun, TopKStep, TopKTap};

@@ -169,6 +169,32 @@ pub struct TapInfo {
     pub stored: bool,
     /// The statistics in the manifest; an oracle directory has none ([`crate::Dump::summary`] computes them).
     pub summary: Option<TapSummary>,
+    /// What rounding alone does here, where the producer worked it out.
+    pub sigma: Option<Sigma>,
+}
+
+/// The standard deviations of an honest run's values around the exact ones, under the contract of the dump and with
+/// all that has come down to the site.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sigma {
+    /// Root mean square over the elements of the site.
+    pub rms: f64,
+    /// The largest of them.
+    pub max: f64,
+}
+
+impl Sigma {
+    /// Of standard deviations, to three significant digits.
+    pub fn of(deviations: impl IntoIterator<Item = f64>) -> Sigma {
+        let (mut n, mut squares, mut max) = (0usize, 0.0, 0f64);
+        for deviation in deviations {
+            n += 1;
+            squares += deviation * deviation;
+            max = max.max(deviation);
+        }
+        let three = |x: f64| format!("{x:.2e}").parse().unwrap_or(x);
+        Sigma { rms: three((squares / n.max(1) as f64).sqrt()), max: three(max) }
+    }
 }
 
 impl TapInfo {
@@ -240,6 +266,8 @@ struct TapLine {
     first: Vec<Option<f32>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     argmax: Vec<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sigma: Option<[f64; 2]>,
     #[serde(default = "yes", skip_serializing_if = "is_true")]
     stored: bool,
     sha256: String,
@@ -270,6 +298,7 @@ impl TapLine {
             non_finite: summary.non_finite,
             first: summary.first.iter().map(|&v| v.is_finite().then_some(v)).collect(),
             argmax: summary.argmax.clone(),
+            sigma: tap.sigma.map(|sigma| [sigma.rms, sigma.max]),
             stored: tap.stored,
             sha256: tap.sha256.clone(),
         }
@@ -292,6 +321,7 @@ impl TapLine {
             sha256: self.sha256,
             stored: self.stored,
             summary: Some(summary),
+            sigma: self.sigma.map(|[rms, max]| Sigma { rms, max }),
         }
     }
 }

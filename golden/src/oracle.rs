@@ -57,7 +57,16 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Oracle, DumpError> {
         if shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).is_none() {
             return Err(wrong(format!("tensor {name} has a shape {shape:?} too large to count")));
         }
-        taps.push(TapInfo { name, axes: Vec::new(), shape, dtype, sha256, stored: true, summary: None });
+        taps.push(TapInfo {
+            name,
+            axes: Vec::new(),
+            shape,
+            dtype,
+            sha256,
+            stored: true,
+            summary: None,
+            sigma: None,
+        });
     }
     taps.sort_by_key(|tap| (TapKey::of(&tap.name), usual_rank(&tap.name)));
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::manifest::{self, Dtype, MANIFEST_FILE, Manifest, TAPS_FILE, TapInfo, TapSummary};
+use crate::manifest::{self, Dtype, MANIFEST_FILE, Manifest, Sigma, TAPS_FILE, TapInfo, TapSummary};
 use crate::{DumpError, sha256_hex};
 
 /// Collects taps in a temporary directory next to the target; [`DumpWriter::finish`] moves it into place.
@@ -66,6 +66,13 @@ impl DumpWriter {
         self.line(name, axes, shape, values, false)
     }
 
+    /// Says what rounding alone does at the tap that was added last.
+    pub fn sigma(&mut self, sigma: Sigma) {
+        if let Some(tap) = self.taps.last_mut() {
+            tap.sigma = Some(sigma);
+        }
+    }
+
     /// The manifest, to be completed before [`DumpWriter::finish`] (greedy ids are known only then).
     pub fn manifest_mut(&mut self) -> &mut Manifest {
         &mut self.manifest
@@ -101,6 +108,7 @@ impl DumpWriter {
             sha256: sha256_hex(bytemuck::cast_slice(values)),
             stored,
             summary: Some(TapSummary::of(name, shape, values)),
+            sigma: None,
         });
         Ok(())
     }

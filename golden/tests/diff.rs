@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use karat_golden::diff::{DiffVerdict, FieldDiff, Place};
-use karat_golden::{DiffError, DiffOptions, Dump, DumpWriter, Manifest, Origin, diff};
+use karat_golden::{DiffError, DiffOptions, Dump, DumpWriter, Manifest, Origin, Sigma, diff};
 
 /// A dump of two prompt tokens and a step, built from `values(site)`; written in an order that is not that
 /// of the data flow between passes and layers.
@@ -11,6 +11,8 @@ struct Run {
     dir: tempfile::TempDir,
     manifest: Manifest,
     taps: Vec<(&'static str, Vec<usize>, Vec<f32>)>,
+    /// The standard deviation of every element that rounding gives, where the dump says it.
+    sigma: Option<f64>,
 }
 
 fn run() -> Run {
@@ -24,13 +26,18 @@ fn run() -> Run {
         ("prefill.layers.9.attn_norm", vec![2, 2], vec![0.5, 0.25, 0.125, 1.0]),
         ("prefill.embed", vec![2, 2], vec![1.0, -1.0, 2.0, -2.0]),
     ];
-    Run { dir: tempfile::tempdir().unwrap(), manifest, taps }
+    Run { dir: tempfile::tempdir().unwrap(), manifest, taps, sigma: None }
 }
 
 impl Run {
     fn set(mut self, name: &str, at: usize, value: f32) -> Run {
         let tap = self.taps.iter_mut().find(|tap| tap.0 == name).unwrap();
         tap.2[at] = value;
+        self
+    }
+
+    fn sigma(mut self, sigma: f64) -> Run {
+        self.sigma = Some(sigma);
         self
     }
 
@@ -45,6 +52,7 @@ impl Run {
             let mut writer = DumpWriter::create(&path, self.manifest.clone()).unwrap();
             for (name, shape, values) in &self.taps {
                 writer.tap(name, &[], shape, values).unwrap();
+                self.sigma.into_iter().for_each(|sigma| writer.sigma(Sigma { rms: sigma, max: sigma }));
             }
             writer.finish().unwrap();
         }
@@ -146,6 +154,40 @@ fn a_flip_within_rounding_is_a_near_tie() {
     assert_eq!(d.verdict, DiffVerdict::Equivalent);
     assert_eq!((d.flips.len(), d.flips[0].near_tie), (1, true));
     assert_eq!(d.logits.unwrap().near_ties, 1);
+}
+
+/// An element is off by 0.05. Rounding with a deviation of 0.01 may do that between two runs (5 of at most 6.5 · √2
+/// deviations; the rms over four elements is 2.5, of at most 1.1 · (1 + 6/√8) · √2 = 4.9), with one of 0.002 not.
+#[test]
+fn a_change_is_told_in_the_deviations_of_the_contract() {
+    let off = |sigma: f64| {
+        let new = run().set("prefill.layers.10.out", 2, 3.05);
+        diff_of(&run().sigma(sigma), &new.sigma(sigma))
+    };
+    let within = off(0.01);
+    assert_eq!(within.verdict, DiffVerdict::Equivalent);
+    let change = within.sites.iter().find_map(|site| site.change.as_ref()).unwrap();
+    assert!((change.sigmas.unwrap() - 5.0).abs() < 1e-4 && (change.sigmas_rms.unwrap() - 2.5).abs() < 1e-4);
+    assert!(change.ratio > 1.0, "beyond the limit of f32 sums");
+    assert_eq!(off(0.002).verdict, DiffVerdict::Changed);
+    // Under another contract the old one's rounding says nothing.
+    let mut other = run().set("prefill.layers.10.out", 2, 3.05);
+    other.manifest.contract = Some("int8".to_owned());
+    assert_eq!(diff_of(&run().sigma(0.01), &other).verdict, DiffVerdict::Changed);
+}
+
+#[test]
+fn choices_of_experts_are_sets() {
+    let with = |choices: [f32; 4]| {
+        let mut run = run();
+        run.taps.insert(0, ("prefill.layers.9.router_index", vec![2, 2], choices.to_vec()));
+        run
+    };
+    let old = with([3.0, 1.0, 0.0, 2.0]);
+    let turned = diff_of(&old, &with([1.0, 3.0, 0.0, 2.0]));
+    assert_eq!((turned.verdict, &*turned.byte_identical), (DiffVerdict::Equivalent, "6/7"));
+    // Row 1 and row 0 have each other's experts: a change, though the same numbers are there.
+    assert_eq!(diff_of(&old, &with([0.0, 2.0, 3.0, 1.0])).verdict, DiffVerdict::Changed);
 }
 
 #[test]

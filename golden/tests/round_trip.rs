@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use karat_golden::{Dtype, Dump, DumpError, DumpWriter, MANIFEST_FILE, Manifest, Origin, Phase, TAPS_FILE};
+use karat_golden::{
+    Dtype, Dump, DumpError, DumpWriter, MANIFEST_FILE, Manifest, Origin, Phase, Sigma, TAPS_FILE,
+};
 use proptest::prelude::*;
 
 const NAMES: [&str; 3] = ["prefill.embed", "prefill.logits", "step1.logits"];
@@ -374,4 +376,19 @@ proptest! {
         let read: Vec<u32> = dump.f32("a").unwrap().unwrap().iter().map(|v| v.to_bits()).collect();
         prop_assert_eq!(read, bits);
     }
+}
+
+// 0.3 and 0.4: sqrt((0.09 + 0.16) / 2) = 0.353553, to three digits.
+#[test]
+fn sigmas_are_kept_with_their_tap() {
+    let (_dir, path) = scratch();
+    let mut writer = DumpWriter::create(&path, manifest()).unwrap();
+    writer.tap("prefill.embed", &[], &[2], &[1.0, 2.0]).unwrap();
+    writer.sigma(Sigma::of([0.3, 0.4]));
+    writer.tap("prefill.logits", &[], &[1, 2], &[1.0, 2.0]).unwrap();
+    writer.finish().unwrap();
+    let dump = Dump::open(&path).unwrap();
+    dump.verify_hashes().unwrap();
+    assert_eq!(dump.tap("prefill.embed").unwrap().sigma, Some(Sigma { rms: 0.354, max: 0.4 }));
+    assert_eq!(dump.tap("prefill.logits").unwrap().sigma, None);
 }

@@ -3,6 +3,7 @@
 use super::load::{load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome};
 use crate::ab::{Arm, Comparison, compare};
+use crate::subject::SubjectSpec;
 use device::{Engine, Switches};
 use serde_json::json;
 use std::fmt::Write;
@@ -33,8 +34,13 @@ pub struct Args {
 /// Runs the verb: 0 where all bytes are equal, 1 where they are not.
 pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     let engine = match args.subject.parse()? {
-        crate::subject::SubjectSpec::Npu(engine) => engine,
-        _ => return Err(CliError::Usage(format!("{} has no switches; ab runs the NPU path", args.subject))),
+        SubjectSpec::Npu(engine, switches) if switches == Switches::default() => engine,
+        _ => {
+            return Err(CliError::Usage(format!(
+                "{} cannot be compared; ab runs the NPU path, and its arms give the switches",
+                args.subject
+            )));
+        }
     };
     let arms = args.arms.iter().map(|text| arm(text)).collect::<Result<Vec<_>, _>>()?;
     if arms.len() != 2 || arms[0].0.name == arms[1].0.name {

@@ -150,7 +150,7 @@ pub fn subject(chosen: &Chosen) -> Result<OpSubject<'_>, CliError> {
     let usage = |reason: String| CliError::Usage(reason);
     Ok(match &chosen.spec {
         SubjectSpec::Reference => OpSubject::Reference(reference::Plain::default()),
-        SubjectSpec::Npu(engine) => OpSubject::Npu(
+        SubjectSpec::Npu(engine, _) => OpSubject::Npu(
             NpuOps::new(*engine)
                 .ok_or_else(|| usage("no kernel of the NPU path runs on this machine".into()))?,
         ),

@@ -1,7 +1,7 @@
 //! `karat diff`.
 
 use super::{CliError, Format, Outcome};
-use crate::goldens::{Comparison, Source, compare, own_goldens, remake};
+use crate::goldens::{Comparison, Source, compare, own_goldens, remake, survivors};
 use crate::report;
 use golden::DiffVerdict;
 use tempfile::TempDir;
@@ -46,5 +46,7 @@ fn against(revision: &str, force: bool) -> Result<Comparison, CliError> {
     for name in old.dumps()? {
         remake(&old, &name, &made.path().join(&name), None)?;
     }
-    compare(&old, &Source::open(&made.path().display().to_string())?, force)
+    let mut comparison = compare(&old, &Source::open(&made.path().display().to_string())?, force)?;
+    comparison.survivors = survivors(&old)?;
+    Ok(comparison)
 }

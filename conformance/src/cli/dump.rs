@@ -26,6 +26,10 @@ pub struct Args {
     /// Greedy steps behind the prompt.
     #[arg(long, value_name = "N", default_value_t = 4)]
     tokens: usize,
+    /// Do not work out what rounding does at every site, by which a diff tells changes in sigmas: a dump in about a
+    /// third of the time.
+    #[arg(long)]
+    no_sigma: bool,
     /// Pass over this unknown config key.
     #[arg(long, value_name = "KEY")]
     allow_unknown: Vec<String>,
@@ -42,7 +46,8 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         check_length(prompt, &loaded.config, args.tokens, "the prompt")?;
         let target = args.out.join(n.to_string());
         let sites = args.sites.as_deref();
-        let run = Run { subject: &subject, prompt, steps: args.tokens, sites, reason: None };
+        let run =
+            Run { subject: &subject, prompt, steps: args.tokens, sites, reason: None, sigma: !args.no_sigma };
         let taps = write(&loaded, &model_hash, &run, &target)?;
         written.push((target.display().to_string(), taps));
     }

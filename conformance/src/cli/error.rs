@@ -37,6 +37,9 @@ pub enum CliError {
     /// A contract file that is none.
     #[error(transparent)]
     Contract(#[from] crate::contract::ContractError),
+    /// A device file that is none.
+    #[error(transparent)]
+    DeviceFile(#[from] crate::cost::DeviceFileError),
     /// A subject that does not exist.
     #[error(transparent)]
     Subject(#[from] UnknownSubject),
@@ -52,6 +55,9 @@ pub enum CliError {
     /// Dumps that cannot be compared.
     #[error(transparent)]
     Diff(#[from] DiffError),
+    /// A measurement that was not possible.
+    #[error(transparent)]
+    Bench(#[from] crate::bench::BenchError),
     /// A file that cannot be read or written.
     #[error("{0}: {1}")]
     Io(String, std::io::Error),

@@ -1,10 +1,10 @@
 //! `karat inspect`.
 
 use super::{CliError, Format, Outcome};
+use crate::inspect::{Inspection, Memory, Span, TensorLine, TensorUse, inspect};
 use comfy_table::{CellAlignment, Table, presets};
-use fixtures::Package;
-use serde_json::json;
-use spec::{Config, Weights};
+use serde_json::{Value, json};
+use std::fmt::Write;
 
 /// Arguments of `inspect`.
 #[derive(clap::Args)]
@@ -14,78 +14,161 @@ pub struct Args {
     /// Pass over this unknown config key.
     #[arg(long, value_name = "KEY")]
     allow_unknown: Vec<String>,
+    /// Do not read the weights: no value ranges.
+    #[arg(long)]
+    no_values: bool,
 }
 
-struct TensorLine {
-    name: String,
-    shape: Vec<usize>,
-    format: String,
-    bytes: usize,
-}
-
-/// Runs the verb: what is in the package, and whether the reference would take it.
+/// Runs the verb: what is in the package, and whether the reference would take it. What is refused is
+/// listed first, then refused.
 pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
-    let package = Package::open(&args.package)?;
-    let tensors: Vec<TensorLine> = package.tensors().names().into_iter().map(|n| line(&package, n)).collect();
-    let parsed = Config::parse(package.config(), &args.allow_unknown);
-    let refusal = match &parsed {
-        Err(error) => Some(error.to_string()),
-        Ok(parsed) => Weights::load(&parsed.config, package.tensors()).err().map(|error| error.to_string()),
-    };
-    let parameters: usize = tensors.iter().map(|t| t.shape.iter().product::<usize>()).sum();
-    let bytes: usize = tensors.iter().map(|t| t.bytes).sum();
-    let family = parsed.as_ref().map_or("not understood", |parsed| parsed.config.family());
-    let passed_over = parsed.as_ref().map_or(vec![], |parsed| parsed.passed_over.clone());
+    let found = inspect(&args.package, &args.allow_unknown, !args.no_values)?;
     let report = match format {
         Format::Json => {
-            let lines: Vec<_> = tensors
-                .iter()
-                .map(|t| json!({"name": t.name, "shape": t.shape, "format": t.format, "bytes": t.bytes}))
-                .collect();
-            let value = json!({
-                "schema": "karat/inspect/1", "package": package.name(), "family": family,
-                "parameters": parameters, "weight_bytes": bytes, "refused": refusal,
-                "passed_over": passed_over, "tensors": lines,
-            });
+            let mut value = found.first().map(as_json).unwrap_or_default();
+            value["schema"] = json!("karat/inspect/1");
+            if let Some(draft) = found.get(1) {
+                value["draft"] = as_json(draft);
+            }
             value.to_string() + "\n"
         }
-        _ => {
-            let mut table = Table::new();
-            table.load_style(presets::NOTHING).set_header(["tensor", "shape", "format", "bytes"]);
-            for t in &tensors {
-                table.add_row([
-                    t.name.clone(),
-                    format!("{:?}", t.shape),
-                    t.format.clone(),
-                    t.bytes.to_string(),
-                ]);
-            }
-            table.column_mut(3).expect("four columns").set_cell_alignment(CellAlignment::Right);
-            let verdict = match &refusal {
-                Some(reason) => format!("refused: {reason}"),
-                None => "the reference takes it".to_string(),
-            };
-            let keys = if passed_over.is_empty() {
-                String::new()
-            } else {
-                format!("\npassed over: {}", passed_over.join(", "))
-            };
-            format!(
-                "{} · {family} · {parameters} parameters in {bytes} bytes\n{verdict}{keys}\n\n{table}\n",
-                package.name()
-            )
-        }
+        _ => found.iter().map(as_text).collect::<Vec<_>>().join("\n"),
     };
-    Ok(Outcome { report, code: if refusal.is_some() { 2 } else { 0 } })
+    let refused = found.iter().any(|one| !one.refusals.is_empty());
+    Ok(Outcome { report, code: if refused { 2 } else { 0 } })
 }
 
-fn line(package: &Package, name: String) -> TensorLine {
-    let tensors = package.tensors();
-    let shape = tensors.shape(&name).unwrap_or_default();
-    let (format, bytes) = match tensors.rows(&name) {
-        Some(Ok(rows)) => (rows.format().to_string(), rows.rows() * rows.row_bytes()),
-        Some(Err(error)) => (format!("refused: {error}"), 0),
-        None => ("absent".to_string(), 0),
+fn as_json(one: &Inspection) -> Value {
+    let tensor = |t: &TensorLine| {
+        let mut line = json!({
+            "name": t.name, "shape": t.shape, "format": t.format, "bytes": t.bytes, "use": t.fate.word(),
+        });
+        if let Some(span) = &t.span {
+            line["non_finite"] = json!(span.non_finite);
+            if span.is_finite() {
+                line["min"] = json!(span.min);
+                line["max"] = json!(span.max);
+            }
+        }
+        if let Some(reason) = &t.refused {
+            line["refused"] = json!(reason);
+        }
+        line
     };
-    TensorLine { name, shape, format, bytes }
+    let count = |fate: TensorUse| one.tensors.iter().filter(|t| t.fate == fate).count();
+    let mut value = json!({
+        "package": one.name,
+        "container": one.container,
+        "files": one.files,
+        "family": one.family.unwrap_or("not understood"),
+        "parameters": one.parameters(),
+        "weight_bytes": one.bytes(),
+        "refused": one.refusals.first(),
+        "refusals": one.refusals,
+        "passed_over": one.passed_over,
+        "not_judged": one.not_judged,
+        "config_keys": one.keys.iter().map(|k| json!({"key": k.key, "use": k.fate, "reason": k.reason})).collect::<Vec<_>>(),
+        "tensors_read": count(TensorUse::Read),
+        "tensors_left_over": count(TensorUse::LeftOver),
+        "tensors": one.tensors.iter().map(tensor).collect::<Vec<_>>(),
+    });
+    if let Some(m) = &one.memory {
+        value["memory"] = json!({
+            "weights": m.weights, "int8_images": m.int8_images, "positions": m.positions, "kv_cache": m.kv_cache,
+            "kv_cache_windowed": m.kv_cache_windowed, "fixed_state": m.fixed_state,
+        });
+    }
+    value
+}
+
+fn as_text(one: &Inspection) -> String {
+    let mut text = format!(
+        "{} · {} · {} · {} parameters in {} bytes\n",
+        one.name,
+        one.container,
+        one.family.unwrap_or("not understood"),
+        one.parameters(),
+        one.bytes()
+    );
+    if one.refusals.is_empty() {
+        text.push_str("the reference takes it\n");
+    }
+    for reason in &one.refusals {
+        let _ = writeln!(text, "refused: {reason}");
+    }
+    for (title, list) in [("passed over", &one.passed_over), ("not judged", &one.not_judged)] {
+        if !list.is_empty() {
+            let _ = writeln!(text, "{title}: {}", list.join(", "));
+        }
+    }
+    if let Some(memory) = &one.memory {
+        text.push_str(&memory_text(memory));
+    }
+    if !one.keys.is_empty() {
+        text.push_str("\nconfig\n");
+        for fate in ["refused", "read", "container", "inert", "off", "allowed", "unread"] {
+            let of_kind: Vec<_> = one.keys.iter().filter(|key| key.fate == fate).collect();
+            let mut reasons: Vec<_> = of_kind.iter().map(|key| &key.reason).collect();
+            reasons.sort();
+            reasons.dedup();
+            for reason in reasons {
+                let names: Vec<_> = of_kind.iter().filter(|k| k.reason == *reason).map(|k| &*k.key).collect();
+                let _ = writeln!(text, "  {fate} ({reason}): {}", names.join(", "));
+            }
+        }
+    }
+    let _ = writeln!(text, "\n{}", tensor_table(&one.tensors));
+    let mut counts = Vec::new();
+    for fate in
+        [TensorUse::Read, TensorUse::NotNeeded, TensorUse::Tower, TensorUse::LeftOver, TensorUse::NotReached]
+    {
+        match one.tensors.iter().filter(|t| t.fate == fate).count() {
+            0 => {}
+            n => counts.push(format!("{n} {}", fate.word())),
+        }
+    }
+    let _ = writeln!(text, "tensors: {}", counts.join(", "));
+    text
+}
+
+fn memory_text(m: &Memory) -> String {
+    let mut state = format!("keys and values at {} positions {}", m.positions, m.kv_cache);
+    if m.kv_cache_windowed < m.kv_cache {
+        let _ = write!(state, " ({} where sliding layers keep only their window)", m.kv_cache_windowed);
+    }
+    if m.fixed_state > 0 {
+        let _ = write!(state, ", recurrent state {}", m.fixed_state);
+    }
+    format!("memory in bytes: matrices as stored {}, int8 images {}, {state}\n", m.weights, m.int8_images)
+}
+
+fn tensor_table(tensors: &[TensorLine]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(["tensor", "shape", "format", "bytes", "values", "use"]);
+    for t in tensors {
+        let values = match (&t.refused, &t.span) {
+            (Some(reason), _) => reason.clone(),
+            (None, Some(span)) => span_text(span),
+            (None, None) => String::new(),
+        };
+        let shape = format!("{:?}", t.shape);
+        let fate = t.fate.word().to_string();
+        table.add_row([t.name.clone(), shape, t.format.clone(), t.bytes.to_string(), values, fate]);
+    }
+    if let Some(column) = table.column_mut(3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn span_text(span: &Span) -> String {
+    let range = match span.is_finite() {
+        true => format!("{} .. {}", span.min, span.max),
+        false => "no finite value".to_string(),
+    };
+    match span.non_finite {
+        0 if !span.is_finite() => "no value".to_string(),
+        0 => range,
+        n => format!("{range}, {n} NOT FINITE"),
+    }
 }

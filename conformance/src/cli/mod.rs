@@ -3,6 +3,7 @@
 mod ab;
 mod accept;
 mod audit;
+mod bench;
 mod check;
 mod convert;
 mod diff;
@@ -75,6 +76,8 @@ enum Verb {
     Convert(convert::Args),
     /// Do two arms give the same bytes, and which is cheaper?
     Ab(ab::Args),
+    /// How fast are the reference, the NPU path and the comparer here, against the machine's own limits?
+    Bench(bench::Args),
     /// Runs a library under test in this process, for the judge that started it.
     #[command(name = crate::subject::library::SERVE, hide = true)]
     ServePlugin {
@@ -112,6 +115,7 @@ pub fn main() -> ExitCode {
         Verb::Draft(args) => draft::run(args, cli.format),
         Verb::Convert(args) => convert::run(args, cli.format),
         Verb::Ab(args) => ab::run(args, cli.format),
+        Verb::Bench(args) => bench::run(args, cli.format),
         Verb::ServePlugin { library } => return ExitCode::from(device::plugin::serve(library)),
     };
     match outcome.and_then(|outcome| emit(&outcome.report, cli.output.as_deref()).map(|()| outcome.code)) {
@@ -137,7 +141,7 @@ fn emit(report: &str, output: Option<&std::path::Path>) -> Result<(), CliError> 
 }
 
 /// The arguments of this process as one line that runs the same again.
-fn repro() -> String {
+pub(crate) fn repro() -> String {
     let mut line = "karat".to_string();
     let mut skip = false;
     for argument in std::env::args().skip(1) {

@@ -2,7 +2,9 @@
 
 use super::load::{check_ids, check_length, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome, repro};
+use crate::audit::audit;
 use crate::contract::Contract;
+use crate::cost::{CostPerToken, DeviceFile};
 use crate::extract::About;
 use crate::follow::View;
 use crate::judge::{SiteResult, Verdict};
@@ -64,9 +66,15 @@ pub struct Args {
     /// Failures that are known, with reason and last day (JSON).
     #[arg(long, value_name = "FILE")]
     known_failures: Option<PathBuf>,
-    /// Print the counted cost of a token.
+    /// Audit package and prompt as well: MISTRUSTED where a mistake that can be made would not be seen.
+    #[arg(long)]
+    strict: bool,
+    /// Print the counted cost of a token, layer by layer.
     #[arg(long)]
     cost: bool,
+    /// With --cost: predict milliseconds a token on the device that this file describes (JSON).
+    #[arg(long, value_name = "FILE", requires = "cost")]
+    device: Option<PathBuf>,
     /// Pass over this unknown config key.
     #[arg(long, value_name = "KEY")]
     allow_unknown: Vec<String>,
@@ -81,7 +89,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     prepare(&mut subject, args)?;
     let contract = contract(&subject, args.contract.as_deref())?;
     let mutate = args.mutate.as_deref().map(Selection::parse).transpose()?;
-    if mutate.is_some() && !matches!(subject, SubjectSpec::Npu(_)) {
+    if mutate.is_some() && !matches!(subject, SubjectSpec::Npu(..)) {
         return Err(CliError::Usage(format!(
             "--mutate puts a wrong subject in the NPU path's place; it does not change {}",
             args.subject
@@ -113,6 +121,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         ..Options::new(&subject, &contract)
     };
     let mut nowhere = None;
+    let device = args.device.as_deref().map(DeviceFile::read).transpose()?;
     let bar = progress(packages.len());
     let mut results = Vec::new();
     for name in &packages {
@@ -147,10 +156,16 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
                     result.reason =
                         Some(format!("no prompt and no golden: ran on the seeded ids {prompt:?}"));
                 }
+                if let Some(cost) = &mut result.cost {
+                    *cost = detailed(cost, args, &subject, device.as_ref())?;
+                }
                 if let Some((subject, contract)) = &baseline {
                     let options = Options { subject, contract, mutate: None, extract: false, ..options };
                     let before = verify(&loaded, prompt, &options, String::new())?;
                     result.baseline = Some(Baseline::new(&result, &before));
+                }
+                if args.strict && result.verdict < Verdict::Mistrusted {
+                    audited(&loaded, prompt, &options, &mut result)?;
                 }
                 results.push(result);
             }
@@ -215,6 +230,28 @@ fn again(args: &Args, site: Option<&str>) -> String {
     })
 }
 
+/// MISTRUSTED where the fixture could not have shown a mistake that can be made in it.
+fn audited(
+    loaded: &Loaded,
+    prompt: &[u32],
+    options: &Options,
+    result: &mut PackageResult,
+) -> Result<(), CliError> {
+    let found = audit(&loaded.name, &loaded.model, prompt, options.steps, options.contract);
+    let found = found.map_err(|source| VerifyError::Weights { package: loaded.name.clone(), source })?;
+    let unseen = found.unseen();
+    if !unseen.is_empty() {
+        result.verdict = Verdict::Mistrusted;
+        result.reason = Some(format!(
+            "{} mistakes that can be made here would not be seen: {}; karat audit {} says why",
+            unseen.len(),
+            unseen.join(", "),
+            loaded.name
+        ));
+    }
+    Ok(())
+}
+
 /// Takes the failures that are known out of the verdicts. The choice of tokens is a place of its own, `tokens`.
 fn excuse(known: &Known, results: &mut [PackageResult]) -> known::Outcome {
     let fails = |site: &SiteResult| site.verdict == Verdict::Failed || site.less_precise();
@@ -257,6 +294,21 @@ fn extract(dir: &Path, contract: &Contract, results: &[PackageResult]) -> Result
         result.package,
         dir.display()
     ))
+}
+
+/// A cost as far as it was asked for: without its layers, or with them and a prediction.
+fn detailed(
+    cost: &CostPerToken,
+    args: &Args,
+    subject: &SubjectSpec,
+    device: Option<&DeviceFile>,
+) -> Result<CostPerToken, CliError> {
+    let mut detail = cost.detail.clone().filter(|_| args.cost);
+    if let (Some(detail), Some(device), SubjectSpec::Npu(engine, _)) = (&mut detail, device, subject) {
+        let file = args.device.as_ref().map_or(String::new(), |path| path.display().to_string());
+        detail.predicted = Some(device.predict(&file, *engine, detail)?);
+    }
+    Ok(CostPerToken { detail, ..cost.clone() })
 }
 
 /// Hands the arguments that belong to a subject to it.

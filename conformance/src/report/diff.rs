@@ -1,6 +1,6 @@
 //! What changed between two sets of dumps, as text, JSON and Markdown.
 
-use crate::goldens::{Compared, Comparison};
+use crate::goldens::{Compared, Comparison, Survivors};
 use golden::{Diff, DiffVerdict, SiteDiff};
 use serde_json::json;
 use std::fmt::Write;
@@ -33,6 +33,7 @@ pub fn json(comparison: &Comparison) -> String {
             "schema": golden::DIFF_SCHEMA, "verdict": name(comparison.verdict()),
             "byte_identical": format!("{same}/{all}"), "dumps": comparison.pairs,
             "only_old": comparison.only_old, "only_new": comparison.only_new,
+            "survivors": comparison.survivors, "repro": comparison.repro,
         }))
     };
     serde_json::to_string_pretty(&value.expect("names and numbers")).expect("names and numbers") + "\n"
@@ -52,7 +53,23 @@ pub fn text(comparison: &Comparison) -> String {
     for pair in comparison.pairs.iter().filter(|pair| pair.diff.verdict != DiffVerdict::Identical) {
         text.push_str(&pair_text(pair));
     }
+    for line in survivors(comparison) {
+        let _ = writeln!(text, "\n  unseen     {line}");
+    }
+    if comparison.verdict() == DiffVerdict::Changed {
+        let _ = writeln!(text, "\n  again      {}", comparison.repro);
+    }
     text
+}
+
+/// The mistakes that the goldens' fixtures would not notice, a line each.
+fn survivors(comparison: &Comparison) -> Vec<String> {
+    let line = |of: &Survivors| {
+        let named = of.survived.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
+        let more = if of.survived.len() > LISTED { ", ..." } else { "" };
+        format!("{}: {} of {} mutants survive ({named}{more})", of.fixture, of.survived.len(), of.mutants)
+    };
+    comparison.survivors.iter().filter(|of| !of.survived.is_empty()).take(LISTED).map(line).collect()
 }
 
 /// One pair of dumps that differ.
@@ -110,10 +127,11 @@ fn site_text(site: &SiteDiff) -> String {
     match (&site.change, &site.note) {
         (Some(change), _) => {
             let at = change.worst.map_or(String::new(), |p| format!(" at [{}, {}]", p.row, p.col));
-            format!(
-                "{}: max abs {:.2e}{at}, {:.2} of the rounding limit",
-                site.site, change.max_abs, change.ratio
-            )
+            let size = change.sigmas.map_or_else(
+                || format!("{:.2} of the rounding limit", change.ratio),
+                |sigmas| format!("{sigmas:.1} sigma"),
+            );
+            format!("{}: max abs {:.2e}{at}, {size}", site.site, change.max_abs)
         }
         (None, Some(note)) => format!("{}: {note}", site.site),
         (None, None) => format!("{}: identical", site.site),
@@ -146,7 +164,9 @@ pub fn markdown(comparison: &Comparison) -> String {
     let changed: Vec<&Compared> =
         comparison.pairs.iter().filter(|pair| pair.diff.verdict != DiffVerdict::Identical).collect();
     if !changed.is_empty() {
-        text.push_str("\n| dump | verdict | first change | max abs | of the limit | flips |\n|---|---|---|---|---|---|\n");
+        text.push_str(
+            "\n| dump | verdict | first change | max abs | size | flips |\n|---|---|---|---|---|---|\n",
+        );
     }
     for pair in changed.iter().take(20) {
         let d = &pair.diff;
@@ -160,12 +180,20 @@ pub fn markdown(comparison: &Comparison) -> String {
             name(d.verdict),
             first.map_or("", |first| first),
             change.map_or(String::new(), |c| format!("{:.1e}", c.max_abs)),
-            change.map_or(String::new(), |c| format!("{:.2}", c.ratio)),
+            change.map_or(String::new(), |c| match c.sigmas {
+                Some(sigmas) => format!("{sigmas:.1} σ"),
+                None => format!("{:.2} of the limit", c.ratio),
+            }),
             d.flips.len()
         );
     }
     if changed.len() > 20 {
         let _ = writeln!(text, "\n... and {} more dumps", changed.len() - 20);
+    }
+    let moved = most_moved(&changed);
+    if !moved.is_empty() {
+        text.push_str("\nSites that moved most:\n\n");
+        moved.iter().for_each(|line| text.push_str(&format!("- {line}\n")));
     }
     let flips: Vec<String> = changed.iter().flat_map(|pair| pair.diff.flips.iter().map(flip_text)).collect();
     if !flips.is_empty() {
@@ -174,5 +202,26 @@ pub fn markdown(comparison: &Comparison) -> String {
             let _ = writeln!(text, "- {flip}");
         }
     }
+    let survivors = survivors(comparison);
+    if !survivors.is_empty() {
+        text.push_str("\nMistakes that these fixtures would not notice:\n\n");
+        survivors.iter().for_each(|line| text.push_str(&format!("- {line}\n")));
+    }
+    let _ = writeln!(text, "\n`{}`", comparison.repro);
     text
+}
+
+/// The sites that changed most over all pairs.
+fn most_moved(changed: &[&Compared]) -> Vec<String> {
+    let mut sites: Vec<(&Compared, &SiteDiff)> = changed
+        .iter()
+        .flat_map(|pair| worst(&pair.diff).into_iter().map(move |site| (*pair, site)))
+        .collect();
+    let ratio = |site: &SiteDiff| site.change.as_ref().map_or(f64::INFINITY, |change| change.ratio);
+    sites.sort_by(|a, b| ratio(b.1).total_cmp(&ratio(a.1)));
+    let line = |(pair, site): &(&Compared, &SiteDiff)| match pair.dump.is_empty() {
+        true => site_text(site),
+        false => format!("{} {}", pair.dump, site_text(site)),
+    };
+    sites.iter().take(LISTED).map(line).collect()
 }

@@ -1,5 +1,6 @@
 //! Text for a terminal.
 
+use crate::cost::CostPerToken;
 use crate::judge::{SiteResult, Verdict};
 use crate::verify::PackageResult;
 use comfy_table::{CellAlignment, Table, presets};
@@ -46,6 +47,14 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
             painted(logits.verdict),
             logits.kl_max
         )?;
+        if let Some(swap) = logits.swaps.first() {
+            writeln!(
+                text,
+                "  experts    {} swapped within rounding, and followed; first {}: {swap}",
+                logits.swaps.len(),
+                swap.site
+            )?;
+        }
         for flip in logits.flips.iter().filter(|flip| !flip.near_tie).take(3) {
             writeln!(
                 text,
@@ -109,12 +118,8 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
         writeln!(text, "  again      {}", result.repro)?;
     }
     writeln!(text, "{}", indented(&worst_sites(result)))?;
-    if let (true, Some(cost)) = (cost, result.cost) {
-        writeln!(
-            text,
-            "  cost       a step decodes {} bytes of weights, streams {} bytes of images in {} launches",
-            cost.dequantised_bytes_per_token, cost.streamed_bytes_per_token, cost.launches_per_token
-        )?;
+    if let (true, Some(counted)) = (cost, &result.cost) {
+        costs(text, counted)?;
     }
     Ok(())
 }
@@ -182,6 +187,40 @@ fn measured(text: &mut String, result: &PackageResult) -> std::fmt::Result {
         }
     }
     Ok(())
+}
+
+/// What a token costs, as a whole and by layer.
+fn costs(text: &mut String, cost: &CostPerToken) -> std::fmt::Result {
+    writeln!(
+        text,
+        "  cost       a token decodes {} bytes of weights, streams {} bytes of images in {} launches",
+        cost.dequantised_bytes_per_token, cost.streamed_bytes_per_token, cost.launches_per_token
+    )?;
+    let Some(detail) = &cost.detail else { return Ok(()) };
+    if let Some(predicted) = &detail.predicted {
+        writeln!(
+            text,
+            "  predicted  {}: {:.3} ms a token in launches, {:.3} of it waiting for them to begin; decoding all \
+             weights again would add {:.3} ms",
+            predicted.device, predicted.ms_per_token, predicted.launch_ms, predicted.reread_ms
+        )?;
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let mut header = vec!["layer", "decoded B", "streamed B", "launches", "device ms", "host ms"];
+    header.extend(detail.predicted.as_ref().map(|_| "predicted ms"));
+    table.set_header(header);
+    for layer in &detail.layers {
+        let name = layer.layer.map_or("outside".to_string(), |n| n.to_string());
+        let counts = [layer.dequantised_bytes, layer.streamed_bytes, layer.launches].map(|n| n.to_string());
+        let times = [layer.device_ms, layer.host_ms].map(|ms| format!("{ms:.3}"));
+        let predicted = detail.predicted.as_ref().map(|predicted| {
+            let of = predicted.layers.iter().find(|of| of.layer == layer.layer);
+            format!("{:.3}", of.map_or(0.0, |of| of.ms))
+        });
+        table.add_row([name].into_iter().chain(counts).chain(times).chain(predicted));
+    }
+    writeln!(text, "{}", indented(&table.to_string()))
 }
 
 /// What the subject showed beside its sites: notes, what could not be matched, what was judged as one.

@@ -6,14 +6,15 @@ use crate::follow::PassTaps;
 use crate::golden_gate::{argmax, kl};
 use crate::judge::Verdict;
 use crate::passes::Pass;
-use crate::variance::{Bounded, Truth, Variance};
+use crate::routing;
 use spec::{NonFinite, Site};
 
 /// Standard deviations of the logit difference within which a flip is a near tie.
 pub const NEAR_TIE_SIGMAS: f64 = 4.0;
 
 /// The subject's tokens against the reference's, in the passes whose logits it shows; `stored` is a variance
-/// that comes from how they were stored. The other variances are computed only where a token flips.
+/// that comes from how they were stored. The other variances are computed only where a token flips, of the
+/// reference that follows the subject's experts where the choice is within rounding.
 pub(super) fn judge_logits(
     loaded: &Loaded,
     contract: &Contract,
@@ -44,15 +45,25 @@ pub(super) fn judge_logits(
             }
         }
     }
-    let variances = if flips.is_empty() { vec![] } else { logit_variances(loaded, contract, passes)? };
+    let routing::Logits { passes: judged, swaps } = match flips.is_empty() {
+        true => routing::Logits::default(),
+        false => routing::logits(&loaded.model, contract, passes, taps)?,
+    };
+    let judged_values: Vec<Vec<f32>> = judged.iter().map(|l| l.value.iter().copied().collect()).collect();
     let flips: Vec<Flip> = flips
         .into_iter()
         .map(|(n, row, expected, found, margin, finite)| {
-            let variance =
-                variances[n][row * vocab + expected] + variances[n][row * vocab + found] + 2.0 * stored;
-            let sigmas = margin / variance.sqrt();
-            let near_tie = finite && margin <= NEAR_TIE_SIGMAS * variance.sqrt();
-            Flip { pass: passes[n].name.clone(), row, expected, found, margin, sigmas, near_tie }
+            // The best token of the reference that followed the subject's experts; without swaps it is `expected`.
+            let values = &judged_values[n][row * vocab..][..vocab];
+            let best = argmax(values);
+            let gap = f64::from(values[best]) - f64::from(values[found]);
+            let variance = |token: usize| judged[n].variance_at(row * vocab + token);
+            let spread = (variance(best) + variance(found) + 2.0 * stored).sqrt();
+            let near_tie = finite && gap <= NEAR_TIE_SIGMAS * spread;
+            let sigmas = if gap == 0.0 { 0.0 } else { gap / spread };
+            let pass = passes[n].name.clone();
+            let rerouted = !swaps.is_empty();
+            Flip { pass, row, expected, found, margin, sigmas, near_tie, rerouted }
         })
         .collect();
     let near_ties = flips.iter().filter(|flip| flip.near_tie).count();
@@ -61,22 +72,12 @@ pub(super) fn judge_logits(
         n if n == flips.len() => Verdict::NearTie,
         _ => Verdict::Failed,
     };
-    Ok((argmax_equal.1 > 0).then_some(LogitsResult { verdict, argmax_equal, near_ties, kl_max, flips }))
-}
-
-/// The variance of every logit of every pass under the contract, judged with the package's weights.
-fn logit_variances(
-    loaded: &Loaded,
-    contract: &Contract,
-    passes: &[Pass],
-) -> Result<Vec<Vec<f64>>, NonFinite> {
-    let mut state = loaded.model.fresh::<Bounded>();
-    let mut all = Vec::new();
-    for pass in passes {
-        let mut ops = Variance::new(contract, Truth::Package, |_, _| {});
-        let logits = loaded.model.pass(&mut ops, &mut state, &pass.ids);
-        ops.check()?;
-        all.push((0..logits.value.len()).map(|n| logits.variance_at(n)).collect());
-    }
-    Ok(all)
+    Ok((argmax_equal.1 > 0).then_some(LogitsResult {
+        verdict,
+        argmax_equal,
+        near_ties,
+        kl_max,
+        flips,
+        swaps,
+    }))
 }

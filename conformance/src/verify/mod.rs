@@ -201,7 +201,7 @@ fn judged(
             return Ok(result);
         }
     };
-    result.cost = ran.cost;
+    result.cost = ran.cost.take();
     let remarks = &mut ran.remarks;
     result.unmatched = std::mem::take(&mut remarks.unmatched);
     result.problems = std::mem::take(&mut remarks.problems);

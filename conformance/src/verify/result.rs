@@ -1,10 +1,11 @@
 //! What verifying one package gives.
 
 use super::{Baseline, LayerBudget, Options, Repeat};
+use crate::cost::CostPerToken;
 use crate::extract::FailedOp;
 use crate::judge::{Mismatch, SiteResult, Verdict};
 use crate::mutants::explain::Explanation;
-use crate::subject::CostPerToken;
+use crate::routing::Swap;
 use serde::Serialize;
 
 /// The reference against its golden.
@@ -69,6 +70,9 @@ pub struct LogitsResult {
     /// Every flip.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub flips: Vec<Flip>,
+    /// Experts that the subject took for others within rounding, where tokens flip.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub swaps: Vec<Swap>,
 }
 
 /// A position whose largest logit is another one.
@@ -88,6 +92,9 @@ pub struct Flip {
     pub sigmas: f64,
     /// Whether that is within four.
     pub near_tie: bool,
+    /// Whether `sigmas` is of the reference that followed the subject's experts, see [`LogitsResult::swaps`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub rerouted: bool,
 }
 
 /// The first wrong site.

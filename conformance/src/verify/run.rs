@@ -1,12 +1,12 @@
 //! Which passes are run, the subject that runs them, and what it showed.
 
 use super::{Loaded, Options};
-use crate::follow::PassTaps;
+use crate::cost::CostPerToken;
+use crate::follow::{Imaged, PassTaps};
 use crate::golden_gate::{self, argmax};
 use crate::passes::Pass;
 use crate::subject::{
-    CostPerToken, DumpSubject, Kernel, MutantSubject, OpenedDump, OpsSubject, Remarks, Subject, SubjectError,
-    SubjectSpec,
+    DumpSubject, Kernel, MutantSubject, OpenedDump, OpsSubject, Remarks, Subject, SubjectError, SubjectSpec,
 };
 use crate::topk_gate;
 use golden::TopKRun;
@@ -96,7 +96,7 @@ fn build<'m>(
     passes: &[Pass],
 ) -> Result<Box<dyn Subject + 'm>, SubjectError> {
     if let Some(fault) = options.mutate.and_then(|selection| selection.fault) {
-        let SubjectSpec::Npu(engine) = options.subject else {
+        let SubjectSpec::Npu(engine, _) = options.subject else {
             return Err(SubjectError::Unusable("a device mutant needs the NPU path: --subject npu".into()));
         };
         return Ok(Box::new(crate::subject::NpuSubject::with_fault(
@@ -137,7 +137,7 @@ pub(super) fn once(
 /// What a subject gave.
 pub(super) struct Ran {
     pub taps: Vec<PassTaps>,
-    pub images: Vec<(Site, spec::Matrix)>,
+    pub images: Vec<Imaged>,
     pub cost: Option<CostPerToken>,
     /// The taps that are the subject's own, where it says so.
     pub own: Option<BTreeSet<String>>,
@@ -148,6 +148,17 @@ fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> 
     let taps = passes.iter().map(|pass| subject.pass(pass)).collect::<Result<Vec<_>, _>>()?;
     let cost = subject.cost();
     let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.keys().copied().collect());
-    let images = sites.into_iter().filter_map(|site| Some((site, subject.image(site)?))).collect();
+    let images = sites.into_iter().flat_map(|site| images_of(subject, site)).collect();
     Ok(Ran { taps, images, cost, own: subject.own().cloned(), remarks: subject.remarks() })
+}
+
+/// The images behind a site: one, or one of every routed expert.
+fn images_of(subject: &mut dyn Subject, site: Site) -> Vec<Imaged> {
+    match subject.image(site) {
+        Some(weights) => vec![Imaged { site, expert: None, weights }],
+        None => {
+            let expert = |n| Some(Imaged { site, expert: Some(n), weights: subject.expert_image(site, n)? });
+            (0..).map_while(expert).collect()
+        }
+    }
 }

@@ -72,7 +72,7 @@ pub(super) struct GroupedAttention {
     shape: Shape,
     layers: Vec<Option<Projections>>,
     rope: RopeTable,
-    caches: Vec<KvCache>,
+    pub caches: Vec<KvCache>,
 }
 
 impl GroupedAttention {
@@ -132,10 +132,10 @@ impl GroupedAttention {
             pass.value("k_norm", &axes(kv_heads, k_norm), &mut k);
         }
         if w.turns {
-            let turned_at = pass.rope_position(i);
-            self.rope.turn(&mut q, heads, turned_at);
+            let (turned_at, length) = (pass.rope_position(i), pass.length());
+            self.rope.turn_in(&mut q, heads, turned_at, length);
             pass.value("q_rope", &[heads, dim], &mut q);
-            self.rope.turn(&mut k, kv_heads, turned_at);
+            self.rope.turn_in(&mut k, kv_heads, turned_at, length);
             pass.value("k_rope", &[kv_heads, dim], &mut k);
         }
         let cache = &mut self.caches[i];

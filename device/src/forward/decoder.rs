@@ -14,7 +14,7 @@
 use super::attention::{self, GroupedAttention, Inputs, Projections};
 use super::feed_forward::FeedForward;
 use super::moe::{ExpertActivation, Routed};
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::{add, add_scaled, scale};
 use crate::host::norm::rms_norm;
@@ -275,5 +275,13 @@ impl Program for Decoder {
 
     fn reserve(&mut self, positions: usize) {
         self.attention.reserve(positions);
+    }
+
+    fn save(&self) -> State {
+        Box::new(self.attention.caches.clone())
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.attention.caches = saved(state);
     }
 }

@@ -11,7 +11,7 @@
 //! expansion would give is the same to the bit, since a launch computes a row from that row alone.
 
 use super::feed_forward::FeedForward;
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::add;
 use crate::host::attention::Attention;
@@ -64,7 +64,7 @@ impl Deepseek {
         let (heads, nope, turned, latent) =
             (c.num_attention_heads, c.qk_nope_head_dim, c.qk_rope_head_dim, c.kv_lora_rank);
         let qk = nope + turned;
-        let turned_at = pass.rope_position(i);
+        let (turned_at, length) = (pass.rope_position(i), pass.length());
         let (q, kv_a) = match &w.q {
             QueryWeights::Direct(_) => {
                 let [q, kv_a] = pass.parts(Role::QueryDown, h)?;
@@ -81,7 +81,7 @@ impl Deepseek {
         let (mut q_nope, mut q_rope) = split(&q, qk, nope);
         pass.value("q_nope", &[heads, nope], &mut q_nope);
         pass.value("q_pe", &[heads, turned], &mut q_rope);
-        self.rope.turn(&mut q_rope, heads, turned_at);
+        self.rope.turn_in(&mut q_rope, heads, turned_at, length);
         pass.value("q_rope", &[heads, turned], &mut q_rope);
         let mut q = join(&q_nope, nope, &q_rope, turned, 1);
         pass.value("attn_q", &[heads, qk], &mut q);
@@ -94,7 +94,7 @@ impl Deepseek {
         };
         let mut new = rms_norm(&new, &w.kv_a_layernorm, LATENT_EPS);
         pass.value("kv_a_norm", &[latent], &mut new);
-        self.rope.turn(&mut k_rope, 1, turned_at);
+        self.rope.turn_in(&mut k_rope, 1, turned_at, length);
         pass.value("k_rope", &[1, turned], &mut k_rope);
         let kv = pass.product(Role::KeyValueUp, &new)?;
         let (k_nope, v) = split(&kv, nope + c.v_head_dim, nope);
@@ -211,5 +211,13 @@ impl Program for Deepseek {
 
     fn reserve(&mut self, positions: usize) {
         self.states.iter_mut().for_each(|state| state.cache.reserve(positions));
+    }
+
+    fn save(&self) -> State {
+        Box::new(self.states.clone())
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.states = saved(state);
     }
 }

@@ -7,7 +7,7 @@
 //! logits = cap(norm_f(x) · W_headᵀ)
 //! ```
 
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::add;
 use crate::host::attention::Attention;
@@ -49,7 +49,7 @@ impl Gemma {
     fn attention(&mut self, i: usize, x: &[f32], pass: &mut Pass) -> Result<Vec<f32>, DeviceError> {
         let (c, w) = (&self.c, &self.w.layers[i]);
         let (heads, kv_heads, dim) = (c.num_attention_heads, c.num_key_value_heads, c.head_dim);
-        let turned_at = pass.rope_position(i);
+        let (turned_at, length) = (pass.rope_position(i), pass.length());
 
         let mut h = rms_norm(x, &w.input_layernorm, c.rms_norm_eps);
         pass.value("attn_norm", &[c.hidden_size], &mut h);
@@ -64,9 +64,9 @@ impl Gemma {
             Some(local) if c.layer_types[i] == LayerType::Sliding => local,
             _ => &mut self.rope,
         };
-        rope.turn(&mut q, heads, turned_at);
+        rope.turn_in(&mut q, heads, turned_at, length);
         pass.value("q_rope", &[heads, dim], &mut q);
-        rope.turn(&mut k, kv_heads, turned_at);
+        rope.turn_in(&mut k, kv_heads, turned_at, length);
         pass.value("k_rope", &[kv_heads, dim], &mut k);
 
         let cache = &mut self.caches[i];
@@ -160,5 +160,13 @@ impl Program for Gemma {
 
     fn reserve(&mut self, positions: usize) {
         self.caches.iter_mut().for_each(|cache| cache.reserve(positions));
+    }
+
+    fn save(&self) -> State {
+        Box::new(self.caches.clone())
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.caches = saved(state);
     }
 }

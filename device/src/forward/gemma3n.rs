@@ -13,7 +13,7 @@
 //! `C` and `c` follow from `tanh(W_m (norm(·) / hidden))`. Those small products run on the host side.
 
 use super::ple::{self, Inputs};
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::{add, gate, scale};
 use crate::host::altup::{correct, match_rms, normal_quantile, predict, sparsify, stream};
@@ -115,7 +115,7 @@ impl Gemma3n {
         let (c, w) = (&self.c, &self.w.layers[i]);
         let (heads, kv_heads, dim, eps) =
             (c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.rms_norm_eps);
-        let turned_at = pass.rope_position(i);
+        let (turned_at, length) = (pass.rope_position(i), pass.length());
         let rope = match c.layers[i].layer_type {
             LayerType::Sliding => &mut self.rope_local,
             LayerType::Full => &mut self.rope,
@@ -132,12 +132,12 @@ impl Gemma3n {
         };
         let mut q = rms_norm(&q, &w.q_norm, eps);
         pass.value("q_norm", &[heads, dim], &mut q);
-        rope.turn(&mut q, heads, turned_at);
+        rope.turn_in(&mut q, heads, turned_at, length);
         pass.value("q_rope", &[heads, dim], &mut q);
         if let Some((kv, k, v)) = kv {
             let mut k = rms_norm(&k, &kv.k_norm, eps);
             pass.value("k_norm", &[kv_heads, dim], &mut k);
-            rope.turn(&mut k, kv_heads, turned_at);
+            rope.turn_in(&mut k, kv_heads, turned_at, length);
             pass.value("k_rope", &[kv_heads, dim], &mut k);
             let mut v = unit_norm(&v, dim, eps);
             pass.value("v_norm", &[kv_heads, dim], &mut v);
@@ -379,5 +379,13 @@ impl Program for Gemma3n {
     fn reserve(&mut self, positions: usize) {
         let layers = self.caches.iter_mut().zip(&self.c.layers).enumerate();
         layers.filter(|(i, (_, c))| c.kv_source == *i).for_each(|(_, (cache, _))| cache.reserve(positions));
+    }
+
+    fn save(&self) -> State {
+        Box::new(self.caches.clone())
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.caches = saved(state);
     }
 }

@@ -14,7 +14,7 @@
 
 use super::moe::Routed;
 use super::ple::{self, Inputs};
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::{add, scale};
 use crate::host::attention::Attention;
@@ -74,7 +74,7 @@ impl Gemma4 {
         let layer = &c.layers[i];
         let (heads, kv_heads, dim, eps) =
             (c.num_attention_heads, layer.num_key_value_heads, layer.head_dim, c.rms_norm_eps);
-        let turned_at = pass.rope_position(i);
+        let (turned_at, length) = (pass.rope_position(i), pass.length());
         let rope = match layer.layer_type {
             LayerType::Sliding => &mut self.rope_local,
             LayerType::Full => &mut self.rope,
@@ -99,12 +99,12 @@ impl Gemma4 {
         };
         let mut q = rms_norm(&q, &w.q_norm, eps);
         pass.value("q_norm", &[heads, dim], &mut q);
-        rope.turn(&mut q, heads, turned_at);
+        rope.turn_in(&mut q, heads, turned_at, length);
         pass.value("q_rope", &[heads, dim], &mut q);
         if let Some((kv, k, v)) = kv {
             let mut k = rms_norm(&k, &kv.k_norm, eps);
             pass.value("k_norm", &[kv_heads, dim], &mut k);
-            rope.turn(&mut k, kv_heads, turned_at);
+            rope.turn_in(&mut k, kv_heads, turned_at, length);
             pass.value("k_rope", &[kv_heads, dim], &mut k);
             let mut v = unit_norm(&v, dim, eps);
             pass.value("v_norm", &[kv_heads, dim], &mut v);
@@ -262,5 +262,13 @@ impl Program for Gemma4 {
     fn reserve(&mut self, positions: usize) {
         let layers = self.caches.iter_mut().zip(&self.c.layers).enumerate();
         layers.filter(|(i, (_, c))| c.kv_source == *i).for_each(|(_, (cache, _))| cache.reserve(positions));
+    }
+
+    fn save(&self) -> State {
+        Box::new(self.caches.clone())
+    }
+
+    fn restore(&mut self, state: &State) {
+        self.caches = saved(state);
     }
 }

@@ -9,7 +9,7 @@
 
 use super::attention::{self, GroupedAttention, Inputs, Projections};
 use super::feed_forward::FeedForward;
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::{add, gate};
 use crate::host::conv::ConvState;
@@ -34,6 +34,7 @@ pub(crate) struct Hybrid {
 }
 
 /// What a delta-rule layer remembers.
+#[derive(Clone)]
 struct LinearState {
     conv: ConvState,
     delta: DeltaState,
@@ -177,7 +178,11 @@ impl Hybrid {
         pass.value("gdn_beta", &[heads], &mut beta);
 
         state.delta.open(first);
-        let mut core = state.delta.feed(&q, Writes { k, v, g, beta });
+        let writes = Writes { k, v, g, beta };
+        let mut core = match pass.launcher.switches.chunked_delta {
+            true => state.delta.feed_chunked(&q, writes),
+            false => state.delta.feed(&q, writes),
+        };
         pass.value("gdn_core", &[heads, value_dim], &mut core);
         let mut normed = rms_norm(&core, &w.norm, c.rms_norm_eps);
         pass.value("gdn_z_heads", &[heads, value_dim], &mut z);
@@ -276,5 +281,13 @@ impl Program for Hybrid {
 
     fn reserve(&mut self, positions: usize) {
         self.attention.reserve(positions);
+    }
+
+    fn save(&self) -> State {
+        Box::new((self.attention.caches.clone(), self.states.clone()))
+    }
+
+    fn restore(&mut self, state: &State) {
+        (self.attention.caches, self.states) = saved(state);
     }
 }

@@ -7,7 +7,7 @@
 //! ```
 
 use super::attention::{self, GroupedAttention, Inputs, Projections};
-use super::{Program, Shape, blocks};
+use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::add;
 use crate::host::conv::ConvState;
@@ -156,5 +156,13 @@ impl Program for Lfm2 {
 
     fn reserve(&mut self, positions: usize) {
         self.attention.reserve(positions);
+    }
+
+    fn save(&self) -> State {
+        Box::new((self.attention.caches.clone(), self.convs.clone()))
+    }
+
+    fn restore(&mut self, state: &State) {
+        (self.attention.caches, self.convs) = saved(state);
     }
 }

@@ -18,6 +18,7 @@ use crate::launcher::Source;
 use crate::pass::Pass;
 use crate::resident::Key;
 use spec::{Config, Matrix, Weights};
+use std::any::Any;
 
 /// A model as the device runs it: a row of the residual stream goes in, a row for the head comes out.
 ///
@@ -93,6 +94,20 @@ pub(crate) trait Program: Send {
 
     /// Reserves memory for `positions`.
     fn reserve(&mut self, positions: usize);
+
+    /// A copy of the state of the request.
+    fn save(&self) -> State;
+
+    /// Puts back what [`Program::save`] of a program of this kind gave.
+    fn restore(&mut self, state: &State);
+}
+
+/// The state of a request, of a kind that only its program knows.
+pub(crate) type State = Box<dyn Any + Send + Sync>;
+
+/// What a program saved, as itself.
+pub(crate) fn saved<T: Any + Clone>(state: &State) -> T {
+    state.downcast_ref::<T>().expect("a state goes back to the program that it is from").clone()
 }
 
 /// Sizes of a model.

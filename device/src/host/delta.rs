@@ -119,6 +119,50 @@ impl DeltaState {
         core
     }
 
+    /// As [`DeltaState::feed`], in chunks of up to [`CHUNK`] rows: inside one the state is read and written once.
+    ///
+    /// With `G[t] = Σ_{i ≤ t} g[i]` from the chunk's first row, and `S₀` the state before it:
+    ///
+    /// ```text
+    /// δ[t] = β[t] · (v[t] − e^G[t] · S₀ᵀk[t] − Σ_{i<t} e^(G[t]−G[i]) · (k[i]·k[t]) · δ[i])
+    /// core[t] = e^G[t] · S₀ᵀq[t] + Σ_{i≤t} e^(G[t]−G[i]) · (k[i]·q[t]) · δ[i]
+    /// S = e^G[last] · S₀ + Σ_i e^(G[last]−G[i]) · k[i] δ[i]ᵀ
+    /// ```
+    ///
+    /// The same sums as the recurrence's in another order: equal to it within rounding, not to the bit. Rows that are
+    /// taken back are replayed as the recurrence. Source: arXiv 2412.06464, section 3.3.
+    pub fn feed_chunked(&mut self, q: &[f32], writes: Writes) -> Vec<f32> {
+        let h = self.heads;
+        let rows = writes.rows(&h);
+        let (size, group) = (h.key_dim * h.value_dim, h.values / h.keys);
+        if self.writes.g.is_empty() {
+            self.now.copy_from_slice(&self.before);
+        }
+        let one = |(head, state): (usize, &mut [f32])| -> Vec<f32> {
+            let key = |of: &[f32], t: usize| -> Vec<f32> {
+                of[(t * h.keys + head / group) * h.key_dim..][..h.key_dim].to_vec()
+            };
+            let mut core = Vec::with_capacity(rows * h.value_dim);
+            for from in (0..rows).step_by(CHUNK) {
+                let chunk: Vec<ChunkRow> = (from..rows.min(from + CHUNK))
+                    .map(|t| ChunkRow {
+                        q: key(q, t),
+                        k: key(&writes.k, t),
+                        v: writes.v[(t * h.values + head) * h.value_dim..][..h.value_dim].to_vec(),
+                        g: writes.g[t * h.values + head],
+                        beta: writes.beta[t * h.values + head],
+                    })
+                    .collect();
+                core.extend(one_chunk(&chunk, state));
+            }
+            core
+        };
+        let by_head: Vec<Vec<f32>> = self.now.par_chunks_exact_mut(size).enumerate().map(one).collect();
+        self.writes.append(&writes);
+        let row = |t: usize| by_head.iter().flat_map(move |core| &core[t * h.value_dim..][..h.value_dim]);
+        (0..rows).flat_map(row).copied().collect()
+    }
+
     /// Runs `writes` on the present state; `now` holds the result.
     fn apply(&mut self, kernel: Kernel, q: Option<&[f32]>, writes: &Writes) -> Vec<f32> {
         let h = self.heads;
@@ -217,6 +261,65 @@ wide! {
     }
 }
 
+/// Rows that the chunked form takes at a time.
+const CHUNK: usize = 64;
+
+/// One row of one value head.
+struct ChunkRow {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    g: f32,
+    beta: f32,
+}
+
+/// One chunk of one value head; see [`DeltaState::feed_chunked`]. `state` is `[key_dim, value_dim]`, the result
+/// `[rows, value_dim]`.
+fn one_chunk(chunk: &[ChunkRow], state: &mut [f32]) -> Vec<f32> {
+    let width = chunk[0].v.len();
+    let add = |into: &mut [f32], factor: f32, from: &[f32]| {
+        into.iter_mut().zip(from).for_each(|(into, from)| *into += factor * from);
+    };
+    // factor · Sᵀx
+    let read = |state: &[f32], x: &[f32], factor: f32| {
+        let mut sum = vec![0.0; width];
+        state.chunks_exact(width).zip(x).for_each(|(s, x)| add(&mut sum, factor * x, s));
+        sum
+    };
+    let mut total = 0.0;
+    let decay: Vec<f32> = chunk
+        .iter()
+        .map(|row| {
+            total += row.g;
+            total
+        })
+        .collect();
+    let mut deltas: Vec<Vec<f32>> = Vec::with_capacity(chunk.len());
+    let mut core = Vec::with_capacity(chunk.len() * width);
+    for (t, row) in chunk.iter().enumerate() {
+        let from_state = exp(decay[t]);
+        let mut known = read(state, &row.k, from_state);
+        for (i, delta) in deltas.iter().enumerate() {
+            add(&mut known, exp(decay[t] - decay[i]) * super::dot(&chunk[i].k, &row.k), delta);
+        }
+        deltas.push(row.v.iter().zip(&known).map(|(v, known)| row.beta * (v - known)).collect());
+        let mut out = read(state, &row.q, from_state);
+        for (i, delta) in deltas.iter().enumerate() {
+            add(&mut out, exp(decay[t] - decay[i]) * super::dot(&chunk[i].k, &row.q), delta);
+        }
+        core.extend(out);
+    }
+    let last = decay[chunk.len() - 1];
+    state.iter_mut().for_each(|s| *s *= exp(last));
+    for (i, delta) in deltas.iter().enumerate() {
+        let factor = exp(last - decay[i]);
+        for (s, k) in state.chunks_exact_mut(width).zip(&chunk[i].k) {
+            add(s, factor * k, delta);
+        }
+    }
+    core
+}
+
 /// `x / √(Σ x² + 1e-6) · scale` for every head of `dim` values.
 pub fn unit_length(x: &mut [f32], dim: usize, scale: f32) {
     for head in x.chunks_exact_mut(dim) {
@@ -242,6 +345,18 @@ mod tests {
         let core = state.feed(&[1.0, 10.0, 1.0, 10.0], writes);
         assert_eq!(core, [4.0, 46.0]);
         assert_eq!(state.state(), [6.0, 4.0]);
+    }
+
+    // The same two rows in one chunk: G = ln ½, 2 ln ½.
+    // δ₂ = ½·(10 − ½·(k₁·k₂)·4) = ½·(10 − 2) = 4; core₂ = ½·(k₁·q)·4 + (k₂·q)·4 = 2 + 44 = 46; S as before.
+    #[test]
+    fn two_rows_in_one_chunk_by_hand() {
+        let mut state = DeltaState::new(ONE);
+        let g = vec![0.5f32.ln(); 2];
+        let writes = Writes { k: vec![1.0, 0.0, 1.0, 1.0], v: vec![8.0, 10.0], g, beta: vec![0.5; 2] };
+        let core = state.feed_chunked(&[1.0, 10.0, 1.0, 10.0], writes);
+        core.iter().zip([4.0, 46.0]).for_each(|(c, e)| assert!((c - e).abs() < 1e-5, "{core:?}"));
+        state.state().iter().zip([6.0, 4.0]).for_each(|(s, e)| assert!((s - e).abs() < 1e-5));
     }
 
     // Two value heads share the first key head, two the second.

@@ -20,12 +20,14 @@ pub struct RopeTable {
     magnitude: f64,
     /// `[positions, pairs]` of (cosine, sine).
     table: Vec<(f32, f32)>,
+    /// The same of the frequencies for long sequences.
+    far: Vec<(f32, f32)>,
 }
 
 #[derive(Clone, Debug)]
 struct Frequencies {
     near: Vec<f32>,
-    /// Frequencies from a position on, for LongRoPE.
+    /// For LongRoPE: the length up to which `near` holds, and the frequencies of a longer sequence.
     far: Option<(usize, Vec<f32>)>,
 }
 
@@ -33,7 +35,7 @@ impl RopeTable {
     /// A table that is still empty.
     pub fn new(rope: &Rope) -> Self {
         let (frequencies, magnitude) = frequencies(rope);
-        Self { rope: rope.clone(), frequencies, magnitude, table: Vec::new() }
+        Self { rope: rope.clone(), frequencies, magnitude, table: Vec::new(), far: Vec::new() }
     }
 
     /// A table of given cosines and sines, `[positions, pairs]` from position 0 on.
@@ -47,35 +49,42 @@ impl RopeTable {
 
     /// Computes the rows of positions below `positions` that are not there yet.
     pub fn extend(&mut self, positions: usize) {
-        let pairs = self.pairs();
-        if pairs == 0 {
-            return;
-        }
-        for position in self.table.len() / pairs..positions {
-            let inv = match &self.frequencies.far {
-                Some((from, far)) if position >= *from => far,
-                _ => &self.frequencies.near,
-            };
-            self.table.extend(inv.iter().map(|inv| {
-                let (sin, cos) = libm::sincos(f64::from(position as f32 * inv));
-                ((cos * self.magnitude) as f32, (sin * self.magnitude) as f32)
-            }));
+        extend(&mut self.table, &self.frequencies.near, self.magnitude, positions);
+    }
+
+    /// The rows of positions below `positions` for a sequence of `length`.
+    fn rows(&mut self, positions: usize, length: usize) -> &[(f32, f32)] {
+        match &self.frequencies.far {
+            Some((fits, far)) if length > *fits => {
+                extend(&mut self.far, far, self.magnitude, positions);
+                &self.far
+            }
+            _ => {
+                self.extend(positions);
+                &self.table
+            }
         }
     }
 
-    /// Turns every head of `x` `[rows, heads, head_dim]`; row `r` stands at position `start + r`.
+    /// As [`RopeTable::turn_in`], the last row being the last of the sequence.
+    pub fn turn(&mut self, x: &mut [f32], heads: usize, start: usize) {
+        let rows = x.len() / (heads * self.rope.head_dim);
+        self.turn_in(x, heads, start, start + rows);
+    }
+
+    /// Turns every head of `x` `[rows, heads, head_dim]`; row `r` stands at position `start + r` of a sequence that
+    /// is `length` long when the pass is over. Only LongRoPE depends on the length: a pass that ends beyond the
+    /// original context turns all its rows by the long factors.
     ///
     /// A pair `(a, b)` becomes `(a·cos − b·sin, b·cos + a·sin)`. Half-split pairs are
     /// `(i, i + pairs)`; interleaved pairs `(2i, 2i + 1)` are written back half-split.
-    pub fn turn(&mut self, x: &mut [f32], heads: usize, start: usize) {
-        let (dim, pairs) = (self.rope.head_dim, self.pairs());
+    pub fn turn_in(&mut self, x: &mut [f32], heads: usize, start: usize, length: usize) {
+        let (dim, pairs, pairing) = (self.rope.head_dim, self.pairs(), self.rope.pairing);
         if pairs == 0 {
             return;
         }
         let width = heads * dim;
-        self.extend(start + x.len() / width);
-        let table = &self.table;
-        let pairing = self.rope.pairing;
+        let table = self.rows(start + x.len() / width, length);
         let one = |(r, row): (usize, &mut [f32])| {
             let turns = &table[(start + r) * pairs..][..pairs];
             for head in row.chunks_exact_mut(dim) {
@@ -90,6 +99,19 @@ impl RopeTable {
         } else {
             x.par_chunks_exact_mut(width).enumerate().for_each(one);
         }
+    }
+}
+
+/// Computes the rows of positions below `positions` that are not in `table` yet.
+fn extend(table: &mut Vec<(f32, f32)>, frequencies: &[f32], magnitude: f64, positions: usize) {
+    if frequencies.is_empty() {
+        return;
+    }
+    for position in table.len() / frequencies.len()..positions {
+        table.extend(frequencies.iter().map(|inv| {
+            let (sin, cos) = libm::sincos(f64::from(position as f32 * inv));
+            ((cos * magnitude) as f32, (sin * magnitude) as f32)
+        }));
     }
 }
 
@@ -246,6 +268,28 @@ mod tests {
         // Without rounding the ends the ramp at dimension 1 is (1 - 0.811882) / 1.204119 = 0.156229.
         let (f, _) = frequencies(&rope(8, 8, Pairing::HalfSplit, yarn(false)));
         close(&f.near[1..2], &[inv[1] * (1.0 - 0.156_229 / 2.0)]);
+    }
+
+    // Inverse frequencies 1 and 0.1, divided by 1 and 2 up to a length of 16, by 4 and 8 beyond. The first pair of a
+    // head at position 2 turns by 2 (cos -0.4161468, sin 0.9092974) or by 0.5 (cos 0.8775826, sin 0.4794255),
+    // and the length decides, not the position.
+    #[test]
+    fn a_long_sequence_turns_all_its_rows_by_the_long_factors() {
+        let scaling = Scaling::LongRope {
+            short_factor: vec![1.0, 2.0],
+            long_factor: vec![4.0, 8.0],
+            original_max_position_embeddings: 16,
+            magnitude: 1.0,
+        };
+        let mut table = RopeTable::new(&rope(4, 4, Pairing::HalfSplit, scaling));
+        let mut first_pair = |length| {
+            let mut x = [1.0, 0.0, 0.0, 0.0];
+            table.turn_in(&mut x, 1, 2, length);
+            [x[0], x[2]]
+        };
+        close(&first_pair(16), &[-0.416_146_8, 0.909_297_4]);
+        close(&first_pair(17), &[0.877_582_6, 0.479_425_5]);
+        close(&first_pair(16), &[-0.416_146_8, 0.909_297_4]);
     }
 
     #[test]

@@ -74,17 +74,33 @@ const INERT: &[&str] = &[
     "problem_type",
 ];
 
+/// What became of a key of a config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyUse {
+    /// The family reads it.
+    Read,
+    /// Known to change nothing that a forward pass computes.
+    Inert,
+    /// Not known, but null or false: a switch that is off.
+    Off,
+    /// Not known, and allowed by name.
+    Allowed,
+    /// Not known: it may change the computation.
+    Unknown,
+}
+
 /// A config's keys, each of which is consumed, known to be inert, or refused at the end.
 pub struct ConfigReader<'a> {
     map: &'a Map<String, Value>,
     path: String,
     used: BTreeSet<String>,
+    inert: BTreeSet<String>,
 }
 
 impl<'a> ConfigReader<'a> {
     /// A reader over a JSON object. `path` is put before keys in messages: `rope_parameters.`.
     pub fn new(map: &'a Map<String, Value>, path: &str) -> Self {
-        Self { map, path: path.to_string(), used: BTreeSet::new() }
+        Self { map, path: path.to_string(), used: BTreeSet::new(), inert: BTreeSet::new() }
     }
 
     fn key(&self, key: &str) -> String {
@@ -236,24 +252,37 @@ impl<'a> ConfigReader<'a> {
 
     /// Marks keys as known and without effect on the computation.
     pub fn inert(&mut self, keys: &[&str]) {
-        self.used.extend(keys.iter().map(|key| key.to_string()));
+        self.inert.extend(keys.iter().map(|key| key.to_string()));
+    }
+
+    /// Every key of the object with what became of it so far, in the order of the map.
+    pub fn account(&self, allowed: &[String]) -> Vec<(String, KeyUse)> {
+        let fate = |(key, value): (&String, &Value)| {
+            let full = self.key(key);
+            let fate = match () {
+                () if self.used.contains(key) => KeyUse::Read,
+                () if self.inert.contains(key) || INERT.contains(&key.as_str()) => KeyUse::Inert,
+                () if value.is_null() || value == &Value::Bool(false) => KeyUse::Off,
+                () if allowed.contains(&full) => KeyUse::Allowed,
+                () => KeyUse::Unknown,
+            };
+            (full, fate)
+        };
+        self.map.iter().map(fate).collect()
     }
 
     /// Refuses any key that nobody consumed, unless it is inert, null or false, or in `allowed`.
     /// Returns the keys that were passed over because they are null, false or allowed.
     pub fn finish(self, allowed: &[String]) -> Result<Vec<String>, ConfigError> {
-        let mut passed = Vec::new();
-        for (key, value) in self.map {
-            if self.used.contains(key) || INERT.contains(&key.as_str()) {
-                continue;
-            }
-            if value.is_null() || value == &Value::Bool(false) || allowed.contains(&self.key(key)) {
-                passed.push(self.key(key));
-                continue;
-            }
-            return Err(ConfigError::Unknown { key: self.key(key), found: value.to_string() });
+        let account = self.account(allowed);
+        if let Some((n, (key, _))) =
+            account.iter().enumerate().find(|(_, (_, fate))| *fate == KeyUse::Unknown)
+        {
+            let found = self.map.values().nth(n).map(Value::to_string).unwrap_or_default();
+            return Err(ConfigError::Unknown { key: key.clone(), found });
         }
-        Ok(passed)
+        let passed = |(key, fate)| matches!(fate, KeyUse::Off | KeyUse::Allowed).then_some(key);
+        Ok(account.into_iter().filter_map(passed).collect())
     }
 }
 
@@ -280,6 +309,22 @@ mod tests {
         let reader = ConfigReader::new(&map, "");
         let allowed = ["new_thing".to_string(), "hidden_size".to_string()];
         assert_eq!(reader.finish(&allowed).unwrap(), ["hidden_size", "new_thing", "off"]);
+    }
+
+    #[test]
+    fn every_key_is_accounted_for() {
+        let map = map(
+            json!({"hidden_size": 8, "bos_token_id": 1, "mask": 3, "new_thing": 2, "off": false, "mine": 1}),
+        );
+        let mut reader = ConfigReader::new(&map, "rope.");
+        reader.size("hidden_size").unwrap();
+        reader.inert(&["mask"]);
+        let account: Vec<_> = reader.account(&["rope.mine".to_string()]);
+        let fate = |key: &str| account.iter().find(|(k, _)| k == key).unwrap().1;
+        assert_eq!(fate("rope.hidden_size"), KeyUse::Read);
+        assert_eq!([fate("rope.bos_token_id"), fate("rope.mask")], [KeyUse::Inert; 2]);
+        assert_eq!([fate("rope.off"), fate("rope.mine")], [KeyUse::Off, KeyUse::Allowed]);
+        assert_eq!(fate("rope.new_thing"), KeyUse::Unknown);
     }
 
     #[test]

@@ -14,7 +14,7 @@ pub mod rope;
 pub mod site;
 pub mod tensors;
 
-pub use config::{ConfigError, ConfigReader};
+pub use config::{ConfigError, ConfigReader, KeyUse};
 pub use families::{Config, Family, Weights};
 pub use matrix::{Matrix, NonFinite, Rows, Vector};
 pub use rope::{Pairing, Rope, Scaling};

@@ -59,6 +59,8 @@ pub enum LoadError {
         count: usize,
         /// The first of them.
         tensor: String,
+        /// All of them.
+        tensors: Vec<String>,
     },
     /// A value that is not finite.
     #[error("{file}: {source}")]
@@ -88,11 +90,11 @@ pub struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// A loader over `tensors`. Wrapped text models (`model.language_model.…`) are found by
+    /// A loader over `tensors`. Wrapped text models (`model.language_model.…`, `llm.model.…`) are found by
     /// themselves: `model.x` is looked up under the longest prefix that exists.
     pub fn new(tensors: &'a dyn Tensors) -> Self {
         let names = tensors.names();
-        let wrapped = ["model.language_model.", "language_model.model."];
+        let wrapped = ["model.language_model.", "language_model.model.", "llm.model."];
         let prefix = wrapped.iter().find(|p| names.iter().any(|n| n.starts_with(*p)));
         Self { tensors, prefix: prefix.map_or("model.", |p| p).to_string(), used: BTreeSet::new() }
     }
@@ -101,10 +103,13 @@ impl<'a> Loader<'a> {
     fn resolve(&self, name: &str) -> String {
         match name.strip_prefix("model.") {
             Some(rest) if self.prefix != "model." => format!("{}{rest}", self.prefix),
-            None if self.prefix == "language_model.model." && self.tensors.shape(name).is_none() => {
-                format!("language_model.{name}")
-            }
-            _ => name.to_string(),
+            None => match self.prefix.strip_suffix("model.") {
+                Some(outer) if !outer.is_empty() && self.tensors.shape(name).is_none() => {
+                    format!("{outer}{name}")
+                }
+                _ => name.to_string(),
+            },
+            Some(_) => name.to_string(),
         }
     }
 
@@ -195,6 +200,7 @@ impl<'a> Loader<'a> {
                 file: self.tensors.file(tensor).display().to_string(),
                 count: unknown.len(),
                 tensor: tensor.to_string(),
+                tensors: unknown.into_iter().cloned().collect(),
             }),
         }
     }

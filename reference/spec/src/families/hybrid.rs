@@ -576,6 +576,50 @@ mod tests {
         assert_eq!((config.conv_channels(), config.linear_group()), (80, 2));
     }
 
+    // The keys of Qwen3-Next-80B-A3B. Rotary width: a quarter of 256; channels: q and k of 16 · 128, v of 32 · 128.
+    #[test]
+    fn the_published_config_of_qwen3_next() {
+        let config = parse(&json!({
+            "architectures": ["Qwen3NextForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+            "bos_token_id": 151643, "decoder_sparse_step": 1, "eos_token_id": 151645, "full_attention_interval": 4,
+            "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+            "intermediate_size": 5120, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+            "max_position_embeddings": 262144, "mlp_only_layers": [], "model_type": "qwen3_next",
+            "moe_intermediate_size": 512, "norm_topk_prob": true, "num_attention_heads": 16, "num_experts": 512,
+            "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2,
+            "output_router_logits": false, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "rope_scaling": null,
+            "rope_theta": 10000000, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+            "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.57.0.dev0",
+            "use_cache": true, "use_sliding_window": false, "vocab_size": 151936,
+        }))
+        .unwrap();
+        assert_eq!(config.layer_types.iter().filter(|kind| **kind == LayerType::Full).count(), 12);
+        assert_eq!(config.layer_types[3], LayerType::Full);
+        assert_eq!((config.rope.rotary_dim, config.conv_channels(), config.linear_group()), (64, 8192, 2));
+    }
+
+    /// qwen3_5_moe as published: the wrapper of qwen3_5, experts in the place of the feed-forward.
+    #[test]
+    fn the_published_config_of_qwen3_5_moe() {
+        let mut config = published();
+        config["model_type"] = json!("qwen3_5_moe");
+        config["architectures"] = json!(["Qwen3_5MoeForConditionalGeneration"]);
+        let text = config["text_config"].as_object_mut().unwrap();
+        text.remove("intermediate_size");
+        text.extend(
+            json!({"model_type": "qwen3_5_moe_text", "moe_intermediate_size": 24, "num_experts": 8,
+                "num_experts_per_tok": 2, "shared_expert_intermediate_size": 24, "router_aux_loss_coef": 0.001,
+                "output_router_logits": false})
+            .as_object()
+            .unwrap()
+            .clone(),
+        );
+        let config = parse(&config).unwrap();
+        assert_eq!(config.layer_types.len(), 6);
+        assert_eq!((config.rope.rotary_dim, config.conv_channels()), (4, 80));
+    }
+
     #[test]
     fn settings_that_change_the_mathematics_are_refused() {
         for (key, value) in [

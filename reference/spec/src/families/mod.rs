@@ -19,7 +19,7 @@ pub mod phi3;
 pub mod ple;
 pub mod wrapped;
 
-use crate::config::{ConfigError, ConfigReader};
+use crate::config::{ConfigError, ConfigReader, KeyUse};
 use crate::matrix::{Matrix, Vector};
 use crate::tensors::{LoadError, Loader, Tensors};
 use serde_json::{Map, Value};
@@ -210,6 +210,8 @@ pub struct Parsed {
     pub passed_over: Vec<String>,
     /// Parts of a multimodal package that are not judged, by their config key: `vision_config`.
     pub not_judged: Vec<String>,
+    /// Every key of the config, of a wrapper first, with what became of it.
+    pub keys: Vec<(String, KeyUse)>,
 }
 
 /// Every `model_type` that is understood.
@@ -243,12 +245,13 @@ impl Config {
     /// Of a multimodal config only `text_config` is read; its towers are named in
     /// [`Parsed::not_judged`].
     pub fn parse(map: &Map<String, Value>, allowed: &[String]) -> Result<Parsed, ConfigError> {
-        let Some(text) = wrapped::text_config(map, allowed)? else {
+        let Some(text) = wrapped::text_of(map, allowed)? else {
             return Config::parse_text(map, "", allowed);
         };
-        let mut parsed = Config::parse_text(&text.map, "text_config.", allowed)?;
+        let mut parsed = Config::parse_text(&text.map, text.path, allowed)?;
         parsed.passed_over.extend(text.passed_over);
         parsed.not_judged = text.not_judged;
+        parsed.keys.splice(0..0, text.keys);
         Ok(parsed)
     }
 
@@ -272,9 +275,13 @@ impl Config {
             "qwen3_moe" | "glm4_moe" => Config::MoeDecoder(moe_decoder::MoeDecoderConfig::parse(family, r)?),
             "gemma4_text" => Config::Gemma4(gemma4::Gemma4Config::parse(family, r)?),
             "gemma3n_text" => Config::Gemma3n(gemma3n::Gemma3nConfig::parse(family, r)?),
-            _ => Config::Decoder(decoder::DecoderConfig::parse(family, r)?),
+            "llama" | "mistral" | "qwen2" | "qwen3" | "smollm3" | "granite" | "minicpm" => {
+                Config::Decoder(decoder::DecoderConfig::parse(family, r)?)
+            }
+            _ => return Err(reader.wrong("model_type", &FAMILIES.join(", "))),
         };
-        Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new() })
+        let keys = reader.account(allowed);
+        Ok(Parsed { config, passed_over: reader.finish(allowed)?, not_judged: Vec::new(), keys })
     }
 
     /// The `model_type`.
@@ -425,5 +432,23 @@ impl Weights {
             Weights::Gemma4(weights) => weights.matrices(),
             Weights::Gemma3n(weights) => weights.matrices(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A family of the list that no program reads would be refused for its name.
+    #[test]
+    fn every_family_of_the_list_is_read() {
+        for family in FAMILIES {
+            let config = serde_json::json!({"model_type": family});
+            let error = Config::parse(config.as_object().unwrap(), &[]).unwrap_err();
+            assert!(!error.to_string().contains("model_type"), "{family}: {error}");
+        }
+        let config = serde_json::json!({"model_type": "gpt2"});
+        let error = Config::parse(config.as_object().unwrap(), &[]).unwrap_err().to_string();
+        assert!(error.contains("model_type") && error.contains("gpt2") && error.contains("llama"), "{error}");
     }
 }

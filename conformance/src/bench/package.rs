@@ -1,0 +1,237 @@
+//! Speed and memory of a whole model: tokens a second, one thread against all, and what was held at most.
+
+use super::BenchError;
+use super::figure::{PAIRS, seconds};
+use super::machine;
+use crate::ab::median;
+use crate::golden_gate::argmax;
+use crate::subject::SubjectSpec;
+use crate::verify::Loaded;
+use device::{Engine, Npu, Switches};
+use reference::{Call, Ops, Plain, Tensor};
+use serde::{Deserialize, Serialize};
+use spec::Site;
+use std::collections::BTreeMap;
+
+/// What is run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arm {
+    /// The reference.
+    Reference,
+    /// The NPU path with an engine and its switches.
+    Npu(Engine, Switches),
+}
+
+/// Tokens a second on a number of threads.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Speed {
+    /// Threads.
+    pub threads: usize,
+    /// Of a prompt at once.
+    pub prefill_tok_s: f64,
+    /// Step by step behind it.
+    pub decode_tok_s: f64,
+}
+
+/// What running a package gave; all of it is from one process of its own.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Run {
+    /// `reference` or `npu:ENGINE`.
+    pub subject: String,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Steps behind it.
+    pub steps: usize,
+    /// On one thread, and on all processors where there are several; the runs took turns.
+    pub speeds: Vec<Speed>,
+    /// Median ratio over interleaved pairs, all threads over one: prefill, decode.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thread_gain: Option<[f64; 2]>,
+    /// Bytes held at most, mapped pages of the weight file included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_bytes: Option<u64>,
+    /// Bytes held at the end that no file backs: for the reference its state and workspace, for the NPU path
+    /// the images as well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub private_bytes: Option<u64>,
+    /// Bytes of the weight file, or of the packed images of the NPU path.
+    pub weight_bytes: u64,
+    /// Bytes of keys, values and recurrent state of the whole run.
+    pub state_bytes: u64,
+}
+
+impl Run {
+    /// Memory over what must be held, weights and state: the peak of the reference, which maps its weights; of
+    /// the NPU path, which packed its own, what no file backs.
+    pub fn memory_ratio(&self) -> Option<f64> {
+        let held = if self.subject == "reference" { self.peak_bytes } else { self.private_bytes };
+        Some(held? as f64 / (self.weight_bytes + self.state_bytes) as f64)
+    }
+}
+
+/// Counts the bytes of state behind every site that holds some.
+#[derive(Default)]
+struct Counting {
+    plain: Plain,
+    state: BTreeMap<Site, u64>,
+}
+
+impl Ops for Counting {
+    type Tensor = Tensor;
+
+    fn run(&mut self, at: Site, call: Call<'_, Tensor>) -> Tensor {
+        let holds = matches!(call, Call::Append { .. } | Call::ConvState { .. } | Call::GdnState(_));
+        let value = self.plain.value(&call);
+        if holds {
+            self.state.insert(at, 4 * value.len() as u64);
+        }
+        value
+    }
+}
+
+/// Runs a package in this process: an ignored round, then rounds on one thread and on all in turn.
+pub fn run(
+    loaded: &Loaded,
+    arm: Arm,
+    prompt: &[u32],
+    steps: usize,
+    rounds: usize,
+    weight_bytes: u64,
+) -> Result<Run, BenchError> {
+    let all = std::thread::available_parallelism().map_or(1, usize::from);
+    let counts = if all > 1 { vec![1, all] } else { vec![1] };
+    let pools = counts
+        .iter()
+        .map(|&threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build())
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| BenchError::Usage(format!("threads: {error}")))?;
+    let mut npu = match arm {
+        Arm::Reference => None,
+        Arm::Npu(engine, switches) => {
+            let mut npu = Npu::init(&loaded.config, &loaded.weights, engine, switches)?;
+            npu.warm_up()?;
+            Some(npu)
+        }
+    };
+    let mut state_bytes = 0;
+    // Seconds [round][thread count] of the prompt and of a step.
+    let mut times: Vec<Vec<[f64; 2]>> = Vec::new();
+    for _ in 0..=rounds.max(1) {
+        let mut round = Vec::new();
+        for pool in &pools {
+            let timed = pool.install(|| match &mut npu {
+                Some(npu) => npu_round(npu, prompt, steps),
+                None => reference_round(loaded, prompt, steps, &mut state_bytes),
+            })?;
+            round.push(timed);
+        }
+        times.push(round);
+    }
+    let times = &times[1..];
+    let of = |at: usize, kind: usize| -> Vec<f64> { times.iter().map(|round| round[at][kind]).collect() };
+    let speeds = counts.iter().enumerate().map(|(at, &threads)| Speed {
+        threads,
+        prefill_tok_s: prompt.len() as f64 / median(&of(at, 0)),
+        decode_tok_s: 1.0 / median(&of(at, 1)),
+    });
+    let gain = |kind: usize| {
+        median(&times.iter().map(|round| round[0][kind] / round[counts.len() - 1][kind]).collect::<Vec<_>>())
+    };
+    let (peak_bytes, private_bytes) = (machine::peak_bytes(), machine::private_bytes());
+    let weight_bytes = npu.as_ref().map_or(weight_bytes, |npu| npu.resident().bytes() as u64);
+    if npu.is_some() {
+        // The state of the two paths holds the same tensors.
+        reference_round(loaded, prompt, steps, &mut state_bytes)?;
+    }
+    Ok(Run {
+        subject: match arm {
+            Arm::Reference => "reference".into(),
+            Arm::Npu(engine, switches) => SubjectSpec::Npu(engine, switches).to_string(),
+        },
+        prompt: prompt.len(),
+        steps,
+        speeds: speeds.collect(),
+        thread_gain: (counts.len() > 1 && times.len() >= PAIRS).then(|| [gain(0), gain(1)]),
+        peak_bytes,
+        private_bytes,
+        weight_bytes,
+        state_bytes,
+    })
+}
+
+/// Seconds of the prompt, and the median of the steps.
+fn npu_round(npu: &mut Npu, prompt: &[u32], steps: usize) -> Result<[f64; 2], BenchError> {
+    npu.reset();
+    let mut logits = Ok(Vec::new());
+    let prefill = seconds(|| logits = npu.prefill(prompt));
+    let mut logits = logits?;
+    let mut times = Vec::new();
+    for _ in 0..steps {
+        let next = argmax(&logits) as u32;
+        let mut step = Ok(Vec::new());
+        times.push(seconds(|| step = npu.step(next)));
+        logits = step?;
+    }
+    Ok([prefill, median(&times)])
+}
+
+fn reference_round(
+    loaded: &Loaded,
+    prompt: &[u32],
+    steps: usize,
+    state_bytes: &mut u64,
+) -> Result<[f64; 2], BenchError> {
+    let (mut ops, mut state) = (Counting::default(), loaded.model.fresh::<Tensor>());
+    let vocab = loaded.config.vocab_size();
+    let mut next = 0;
+    let mut pass = |ids: &[u32]| {
+        let time = seconds(|| {
+            let logits = loaded.model.pass(&mut ops, &mut state, ids);
+            let rows = logits.as_slice().expect("logits are stored in order");
+            next = argmax(&rows[rows.len() - vocab..]) as u32;
+        });
+        (time, next)
+    };
+    let (prefill, mut next) = pass(prompt);
+    let mut times = Vec::new();
+    for _ in 0..steps {
+        let (time, then) = pass(&[next]);
+        times.push(time);
+        next = then;
+    }
+    ops.plain.check()?;
+    *state_bytes = ops.state.values().sum();
+    Ok([prefill, median(&times)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // heads-6-2: three layers, keys and values of 2 heads of 10, f32; 5 prompt tokens and 3 steps: 8 positions.
+    #[test]
+    fn state_is_counted() {
+        let loaded = crate::cli::load::load("heads-6-2", None, &[]).unwrap();
+        let run = run(&loaded, Arm::Reference, &[1, 2, 3, 4, 5], 3, 1, 1000).unwrap();
+        assert_eq!(run.state_bytes, 3 * 2 * 8 * 20 * 4);
+        assert_eq!((run.prompt, run.steps, run.weight_bytes), (5, 3, 1000));
+        assert!(run.speeds.iter().all(|speed| speed.prefill_tok_s > 0.0 && speed.decode_tok_s > 0.0));
+    }
+
+    #[test]
+    fn memory_is_held_against_weights_and_state() {
+        let run = Run {
+            subject: "reference".into(),
+            prompt: 1,
+            steps: 1,
+            speeds: vec![],
+            thread_gain: None,
+            peak_bytes: Some(1150),
+            private_bytes: Some(250),
+            weight_bytes: 900,
+            state_bytes: 100,
+        };
+        assert_eq!(run.memory_ratio(), Some(1.15));
+        assert_eq!(Run { subject: "npu:int8".into(), ..run }.memory_ratio(), Some(0.25));
+    }
+}
