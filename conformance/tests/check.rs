@@ -229,7 +229,7 @@ fn a_probe_draws_a_picture() {
 fn long_ranges_are_judged_from_a_start() {
     for (case, mutant) in [
         ("rope_table/far", "rope-position-offset:restart"),
-        ("attn_probs/far_window", "mask-window-off-by-one:wide"),
+        ("attn_probs/far_window:heads=1,tokens=1,before=9999", "mask-window-off-by-one:wide"),
         ("gdn_core/thousand_steps", "gdn-state-lost"),
     ] {
         let (code, report) = json(&["check", "--case", case, "--subject", "emulate:f32"]);
