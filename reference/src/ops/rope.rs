@@ -191,6 +191,8 @@ mod tests {
     fn proportional_spans_the_whole_head() {
         let scaling = Scaling::Proportional { rotating: 2, factor: 1.0 };
         assert_eq!(inverse_frequencies(&rope(1e4, 8, 8, scaling), 1), [1.0, 0.1, 0.0, 0.0]);
+        let divided = Scaling::Proportional { rotating: 2, factor: 2.0 };
+        assert_eq!(inverse_frequencies(&rope(1e4, 8, 8, divided), 1), [0.5, 0.05, 0.0, 0.0]);
     }
 
     // L = 64, low 1, high 4, factor 8. λ(1) = 6.283 < 16: kept. inv 0.1: λ = 62.83 lies between 16 and 64:
@@ -225,6 +227,63 @@ mod tests {
         let inv = inverse_frequencies(&rope(10.0, 8, 8, scaling), 1);
         assert_eq!(inv[0], 1.0);
         assert_relative_eq!(inv[3], 0.111_142_5, max_relative = 1e-5);
+    }
+
+    fn yarn(beta_fast: f64, original_max_position_embeddings: usize) -> Scaling {
+        let (factor, beta_slow, truncate, magnitude) = (4.0, 1.0, true, 1.0);
+        Scaling::Yarn { factor, beta_fast, beta_slow, original_max_position_embeddings, truncate, magnitude }
+    }
+
+    // θ = 10, R = 4, L = 1000: dimension(100) = 4 · ln(1.59155)/4.60517 = 0.404 → 0; dimension(1) =
+    // 4 · ln(159.155)/4.60517 = 4.404 → 5, but no further than R - 1 = 3. ramp(1) = 1/3:
+    // 0.3162278 · (2/3 + 1/12) = 0.2371708.
+    #[test]
+    fn the_yarn_ramp_ends_within_the_head() {
+        let inv = inverse_frequencies(&rope(10.0, 4, 4, yarn(100.0, 1000)), 1);
+        assert_relative_eq!(inv[1], 0.237_170_8, max_relative = 1e-6);
+    }
+
+    // L = 6: dimension(32) = 4 · ln(0.02984)/4.60517 → -4, dimension(1) = 4 · ln(0.95493)/4.60517 = -0.04 → 0; both ends
+    // are 0 and the ramp is a step: dimension 0 keeps 1, dimension 1 is divided by 4: 0.3162278/4 = 0.0790569.
+    #[test]
+    fn a_yarn_ramp_without_width_is_a_step() {
+        let inv = inverse_frequencies(&rope(10.0, 4, 4, yarn(32.0, 6)), 1);
+        assert_eq!(inv[0], 1.0);
+        assert_relative_eq!(inv[1], 0.079_056_9, max_relative = 1e-5);
+    }
+
+    // Inverse frequencies 1 and 0.1 at position 3: cos 3 = -0.9899925, cos 0.3 = 0.9553365, sin 3 = 0.14112, sin 0.3 =
+    // 0.2955202, each for both halves of the head.
+    #[test]
+    fn a_table_holds_both_halves() {
+        let rope = rope(100.0, 4, 4, Scaling::Default);
+        let cos = rope_table(&[0, 3], &rope, Table::Cos);
+        assert_eq!(cos.row(0).to_vec(), [1.0; 4]);
+        for (found, by_hand) in cos.row(1).iter().zip([-0.989_992_5, 0.955_336_5, -0.989_992_5, 0.955_336_5])
+        {
+            assert_relative_eq!(*found, by_hand, max_relative = 1e-6);
+        }
+        for (found, by_hand) in
+            rope_table(&[3], &rope, Table::Sin).iter().zip([0.141_12, 0.295_520_2, 0.141_12, 0.295_520_2])
+        {
+            assert_relative_eq!(*found, by_hand, max_relative = 1e-6);
+        }
+    }
+
+    // The last of the positions is what counts: 15 is within an original context of 16, 16 is not.
+    // Position 1 turns by 1, or by 1/4: cos 1 = 0.5403023, cos 0.25 = 0.9689124.
+    #[test]
+    fn a_table_is_of_the_length_that_its_last_position_reaches() {
+        let scaling = Scaling::LongRope {
+            short_factor: vec![1.0, 2.0],
+            long_factor: vec![4.0, 8.0],
+            original_max_position_embeddings: 16,
+            magnitude: 1.0,
+        };
+        let rope = rope(100.0, 4, 4, scaling);
+        let first = |last: u32| rope_table(&[1, last], &rope, Table::Cos)[[0, 0]];
+        assert_relative_eq!(first(15), 0.540_302_3, max_relative = 1e-6);
+        assert_relative_eq!(first(16), 0.968_912_4, max_relative = 1e-6);
     }
 
     #[test]

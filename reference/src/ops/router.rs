@@ -177,6 +177,19 @@ mod tests {
         assert_relative_eq!(row(&weights), &[1.5, 1.5][..], max_relative = 1e-6);
     }
 
+    // σ(ln 3) = 3/4, σ(-ln 3) = 1/4, σ(0) = 1/2: experts 0 and 2, with 3/4 and 1/2 of their sum 5/4, times 3: 1.8 and 1.2.
+    #[test]
+    fn sigmoid_weights_are_shares() {
+        let logits = tensor(array![[3f32.ln(), -(3f32.ln()), 0.0, -9.0]]);
+        let scoring =
+            Scoring::Sigmoid { n_group: 1, topk_group: 1, norm_topk_prob: true, routed_scaling_factor: 3.0 };
+        let router = router(4, 2, scoring);
+        let index = router_index(&logits, &router, None);
+        assert_eq!(index, array![[0.0, 2.0]]);
+        let weights = router_weights(&logits, &tensor(index.mapv(|v| v as f32)), &router);
+        assert_relative_eq!(row(&weights), &[1.8, 1.2][..], max_relative = 1e-6);
+    }
+
     #[test]
     fn of_equal_scores_the_lower_id_wins() {
         let router = router(4, 2, Scoring::SoftmaxOfChosen);
