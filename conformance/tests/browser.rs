@@ -73,6 +73,17 @@ fn a_passing_run_is_drawn_too() {
     assert!(dom.contains("PASSED") && dom.contains("logits"));
 }
 
+#[test]
+#[ignore = "needs Chromium"]
+fn the_budget_of_the_layers_is_drawn() {
+    let (_dir, page) = report(&["llama", "--budget"]);
+    let (dom, console) = open(&page);
+    assert_eq!(console, Vec::<String>::new());
+    for shown in ["Where the logit error comes from", "layers.2.out", "of it open"] {
+        assert!(dom.contains(shown), "{shown} is on the page");
+    }
+}
+
 /// What the console would say: the check above can fail.
 #[test]
 #[ignore = "needs Chromium"]
