@@ -3,6 +3,8 @@
 //! The numbers are those of an independent implementation that agrees with the authors' package to 4e-15.
 //! The program of the reference runs here in an f64 interpretation of its own, written from the formulas.
 
+mod values;
+
 use ndarray::{Array1, Array2, Array3, ArrayD, Axis, Ix2, Ix3, Slice, concatenate, s};
 use reference::models::{Borrowed, Context, Draft, DraftOutput};
 use reference::ops::{Call, Ops, Side, Table};
@@ -14,6 +16,7 @@ use spec::{LoadError, Matrix, Rows, Site, Tensors};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use values::Values;
 
 /// `x = FNV-1a-32(name)`; for every value `x ← 1664525·x + 1013904223 mod 2^32`, `v = (x >> 8) / 2^23 - 1`.
 fn generate(name: &str, count: usize) -> Vec<f64> {
@@ -137,26 +140,6 @@ impl Case {
     fn exact(&self) -> BTreeMap<String, Vec<f64>> {
         let norms = self.shapes.iter().filter(|(_, shape)| shape.len() == 1);
         norms.map(|(name, _)| (name.clone(), self.values(name))).collect()
-    }
-}
-
-struct Values(usize, Vec<f32>);
-
-impl Rows for Values {
-    fn rows(&self) -> usize {
-        self.1.len() / self.0
-    }
-    fn inner(&self) -> usize {
-        self.0
-    }
-    fn decode(&self, row: usize, into: &mut [f32]) {
-        into.copy_from_slice(&self.1[row * self.0..][..self.0]);
-    }
-    fn format(&self) -> &str {
-        "F32"
-    }
-    fn row_bytes(&self) -> usize {
-        4 * self.0
     }
 }
 

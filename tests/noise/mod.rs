@@ -1,5 +1,8 @@
 //! A draft for any target, with seeded weights.
 
+#[path = "../values/mod.rs"]
+mod values;
+
 use fixtures::random::SplitMix64;
 use reference::models::Draft;
 use serde_json::{Value, json};
@@ -7,6 +10,7 @@ use spec::families::draft::{DraftConfig, DraftWeights};
 use spec::{LoadError, Rows, Tensors};
 use std::path::PathBuf;
 use std::sync::Arc;
+use values::Values;
 
 /// Weights that nobody trained, under the published names, for any target.
 pub struct Noise {
@@ -87,26 +91,6 @@ impl Noise {
         let (config, _) = DraftConfig::parse(config.as_object().unwrap(), &[]).unwrap();
         let weights = DraftWeights::load(&config, self).unwrap();
         Draft { config, weights }
-    }
-}
-
-struct Values(usize, Vec<f32>);
-
-impl Rows for Values {
-    fn rows(&self) -> usize {
-        self.1.len() / self.0
-    }
-    fn inner(&self) -> usize {
-        self.0
-    }
-    fn decode(&self, row: usize, into: &mut [f32]) {
-        into.copy_from_slice(&self.1[row * self.0..][..self.0]);
-    }
-    fn format(&self) -> &str {
-        "F32"
-    }
-    fn row_bytes(&self) -> usize {
-        4 * self.0
     }
 }
 
