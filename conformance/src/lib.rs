@@ -45,6 +45,7 @@ pub mod record;
 pub mod report;
 pub mod routing;
 pub mod subject;
+pub mod taps;
 pub mod topk_gate;
 pub mod variance;
 pub mod verify;

@@ -104,7 +104,7 @@ fn an_image_of_another_expert_is_named() {
     };
     let wrong = |images: &[Imaged]| -> Vec<String> {
         let all = |_: &str| true;
-        let of = budget(taps.iter().map(|(site, tensor)| (*site, tensor)));
+        let of = budget(taps.shapes());
         let mut follow = Follow::new(&contract, of, View::Own, "prefill", &taps, &all, false);
         follow.images = images;
         package.model.pass(&mut follow, &mut package.model.fresh::<Bounded>(), &prompt);

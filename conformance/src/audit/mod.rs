@@ -158,7 +158,7 @@ pub fn audit_draft(
         ground.pass(pair, &mut record, &mut state, anchor, |rows| rows);
         taps.extend(record.take()?);
     }
-    let budget = budget(taps.iter().map(|(site, tensor)| (*site, tensor)));
+    let budget = budget(taps.iter().map(|(site, tensor)| (*site, tensor.shape())));
     let mut ops = AuditOps::new(contract, budget, pair.draft.config.block_size);
     let mut state = pair.draft.fresh();
     for (n, &anchor) in anchors.iter().enumerate() {
@@ -182,7 +182,7 @@ fn plan(model: &Model, prompt: &[u32], steps: usize) -> Result<(Vec<Pass>, Budge
         let step = Pass { name: format!("step{}", n + 1), ids: vec![argmax(&last) as u32] };
         passes.push(std::mem::replace(&mut next, step));
     }
-    Ok((passes, budget(taps.iter().map(|(site, tensor)| (*site, tensor)))))
+    Ok((passes, budget(taps.iter().map(|(site, tensor)| (*site, tensor.shape())))))
 }
 
 /// What became of a mutant at a site.

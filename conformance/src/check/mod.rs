@@ -1,5 +1,6 @@
 //! `check`: does a subject compute each op right, on every shape and value class?
 
+mod forms;
 mod host;
 mod npu;
 pub mod report;
@@ -56,10 +57,8 @@ impl OpSubject<'_> {
         match self {
             OpSubject::Npu(npu) => npu.begin(),
             OpSubject::Outside(kernel) => kernel.begin(),
-            OpSubject::Reference(_)
-            | OpSubject::Emulated(_)
-            | OpSubject::Mutant(_)
-            | OpSubject::Brought(_) => {}
+            OpSubject::Brought(brought) => brought.begin(),
+            OpSubject::Reference(_) | OpSubject::Emulated(_) | OpSubject::Mutant(_) => {}
         }
     }
 
@@ -195,17 +194,11 @@ fn run(
 ) -> Outcome {
     let setting = Setting { suite: case.suite, product: options.contract.linear };
     let (mut outcome, mut why) = (Outcome::NotSupported, why);
-    // Results of calls that the subject does not answer, which later calls of the case read: a subject that
-    // joins them rounds on the way, and may.
-    let mut inside: Vec<Bounded> = Vec::new();
+    let mut inside = Inside::default();
     let mut hidden = None;
     subject.begin();
     (case.build)(dims, setting, &mut SplitMix64::new(options.seed), &mut |at, call| {
-        let operand = |x: &Tensor| {
-            let known = inside.iter().find(|bounded| bounded.value == *x);
-            known.cloned().unwrap_or_else(|| Bounded::exact(x.clone()))
-        };
-        let operands: Vec<Bounded> = call.operands().into_iter().map(operand).collect();
+        let operands = inside.operands(call);
         let bounded = call.with(&operands);
         let expected = match case.suite {
             Suite::Structure => exact(call),
@@ -216,8 +209,7 @@ fn run(
             Given::Values(value) => value,
             Given::NotSupported => {
                 Hidden::note(&mut hidden, at, &bounded);
-                let value = expected.r.mapv(|v| v as f32).into_shared();
-                inside.push(Bounded { value, variance: Some(expected.variance.into_shared()) });
+                inside.add(&expected);
                 return;
             }
             Given::Stopped(reason) => {
@@ -250,6 +242,27 @@ fn run(
         outcome = Outcome::Judged(Box::new(judged));
     });
     outcome
+}
+
+/// Results of calls that the subject does not answer, which later calls of the case read: a subject that joins them rounds
+/// on the way, and may.
+#[derive(Default)]
+struct Inside(Vec<Bounded>);
+
+impl Inside {
+    fn add(&mut self, expected: &Expected) {
+        let value = expected.r.mapv(|v| v as f32).into_shared();
+        self.0.push(Bounded { value, variance: Some(expected.variance.clone().into_shared()) });
+    }
+
+    /// The operands of a call, of which some are such results, and the others exact.
+    fn operands(&self, call: &Call<Tensor>) -> Vec<Bounded> {
+        let operand = |x: &Tensor| {
+            let known = self.0.iter().find(|bounded| bounded.value == *x);
+            known.cloned().unwrap_or_else(|| Bounded::exact(x.clone()))
+        };
+        call.operands().into_iter().map(operand).collect()
+    }
 }
 
 /// The exact result, from which nothing may differ.

@@ -108,7 +108,7 @@ fn exposed(loaded: &Loaded, prompt: &[u32], engine: device::Engine) -> BTreeSet<
     let pass = Pass { name: "prefill".into(), ids: prompt.to_vec() };
     let path = NpuSubject::new(&loaded.config, &loaded.weights, engine, Default::default());
     let taps = path.and_then(|mut path| path.pass(&pass)).unwrap_or_default();
-    taps.keys().map(ToString::to_string).collect()
+    taps.sites().map(ToString::to_string).collect()
 }
 
 /// 3 where a mutant that can be made is shown by none.

@@ -111,7 +111,7 @@ impl Ground {
             all.push(taps.0);
         }
         let mut images = Vec::new();
-        for &site in all.first().into_iter().flat_map(PassTaps::keys) {
+        for &site in all.first().into_iter().flat_map(PassTaps::sites) {
             images.extend(draft.device_weights(site)?.map(|weights| Imaged { site, expert: None, weights }));
         }
         Ok((all, images))
@@ -150,9 +150,10 @@ pub fn judge(
         }
         Runner::Npu(engine, fault) => (taps, images) = ground.on_device(pair, anchors, engine, fault)?,
     }
-    let all = taps.iter().enumerate().flat_map(|(n, taps)| {
-        taps.iter().filter(move |(site, _)| judged(&format!("pass{n}.{site}"))).map(|(site, t)| (*site, t))
-    });
+    let all = taps
+        .iter()
+        .enumerate()
+        .flat_map(|(n, taps)| taps.shapes().filter(move |(site, _)| judged(&format!("pass{n}.{site}"))));
     let budget = budget(all);
     let mut result = Judged { sites: Vec::new(), explanation: None, applied, not_exposed: Vec::new() };
     let mut state = pair.draft.fresh::<Bounded>();

@@ -241,6 +241,7 @@ fn judged(
             Err(why) => result.notes.push(format!("no budget of the layers: {why}")),
         }
     }
+    result.problems.extend(ran.taps.iter().flat_map(|taps| taps.take_lost()));
     conclude(loaded, prompt, options, ran.own.as_ref(), &mut result);
     if let Some(reason) = ran.remarks.crashed.take() {
         (result.verdict, result.reason) = (result.verdict.max(Verdict::Crashed), Some(reason));

@@ -147,7 +147,7 @@ pub(super) struct Ran {
 fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> {
     let taps = passes.iter().map(|pass| subject.pass(pass)).collect::<Result<Vec<_>, _>>()?;
     let cost = subject.cost();
-    let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.keys().copied().collect());
+    let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.sites().copied().collect());
     let images = sites.into_iter().flat_map(|site| images_of(subject, site)).collect();
     Ok(Ran { taps, images, cost, own: subject.own().cloned(), remarks: subject.remarks() })
 }

@@ -25,9 +25,10 @@ pub(super) fn judge_sites(
     };
     let judged =
         |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name)) && own(name);
-    let all = passes.iter().zip(&ran.taps).flat_map(|(pass, taps)| {
-        taps.iter().filter(|(site, _)| judged(&format!("{}.{site}", pass.name))).map(|(site, t)| (*site, t))
-    });
+    let all = passes
+        .iter()
+        .zip(&ran.taps)
+        .flat_map(|(pass, taps)| taps.shapes().filter(|(site, _)| judged(&format!("{}.{site}", pass.name))));
     let budget: Budget = budget(all);
     result.limits = budget.derivation();
     let mut state = loaded.model.fresh::<Bounded>();
@@ -52,7 +53,7 @@ pub(super) fn judge_sites(
             result.failed_op = follow.failed.take();
         }
         if n == 0 {
-            let filled_in = taps.keys().filter(|site| !own(&format!("{}.{site}", pass.name)));
+            let filled_in = taps.sites().filter(|site| !own(&format!("{}.{site}", pass.name)));
             let not_exposed = follow.not_exposed.iter().chain(filled_in);
             result.not_exposed = not_exposed.map(Site::to_string).collect();
         }
