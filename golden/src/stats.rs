@@ -5,8 +5,10 @@
 //! have a fixed number of lanes, so a result does not depend on the machine or on threads.
 
 mod compare;
+mod part;
 
 use multiversion::multiversion;
+use multiversion::target::target_cfg_f;
 
 pub use compare::{Comparer, Comparison, ULP_BUCKETS, compare};
 
@@ -32,9 +34,13 @@ const BLOCK: usize = 1024;
 /// Bits of an infinity. The magnitude of every finite value has smaller bits, that of NaN larger ones.
 const INFINITY: u32 = 0x7f80_0000;
 
+/// The bits of an f32 without its sign.
+const MAGNITUDE: u32 = 0x7fff_ffff;
+
 /// Statistics of `values`.
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 pub fn tensor(values: &[f32]) -> Tensor {
+    const FUSED: bool = target_cfg_f!(target_feature = "fma");
     let mut squares = 0.0;
     let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
     let mut non_finite = 0;
@@ -46,7 +52,7 @@ pub fn tensor(values: &[f32]) -> Tensor {
             non_finite += (block.len() - clean.len()) as u64;
             block = &clean;
         }
-        squares += dot(block, block);
+        squares += dot::<FUSED>(block, block);
         min = min.min(fold(block, f32::INFINITY, |m, v| if v < m { v } else { m }));
         max = max.max(fold(block, f32::NEG_INFINITY, |m, v| if v > m { v } else { m }));
     }
@@ -73,7 +79,7 @@ pub fn argmax(row: &[f32]) -> usize {
 /// and lets NaN and infinity win.
 #[inline(always)]
 fn largest_bits(block: &[f32]) -> u32 {
-    block.iter().map(|v| (v.to_bits() & 0x7fff_ffff) as i32).fold(0, i32::max) as u32
+    block.iter().map(|v| (v.to_bits() & MAGNITUDE) as i32).fold(0, i32::max) as u32
 }
 
 /// Folds with `pick`, which must not depend on the order.
@@ -91,17 +97,23 @@ fn fold(block: &[f32], start: f32, pick: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// `Σ a[i]·b[i]` in f64: sixteen sums side by side, then those and the rest from left to right.
 #[inline(always)]
-fn dot(a: &[f32], b: &[f32]) -> f64 {
+fn dot<const FUSED: bool>(a: &[f32], b: &[f32]) -> f64 {
     let mut lanes = [0f64; LANES];
     let (a_rows, a_tail) = a.as_chunks::<LANES>();
     let (b_rows, b_tail) = b.as_chunks::<LANES>();
     for (a, b) in a_rows.iter().zip(b_rows) {
         for i in 0..LANES {
-            lanes[i] += f64::from(a[i]) * f64::from(b[i]);
+            lanes[i] = add_product::<FUSED>(lanes[i], f64::from(a[i]), f64::from(b[i]));
         }
     }
     let tail: f64 = a_tail.iter().zip(b_tail).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
     lanes.iter().sum::<f64>() + tail
+}
+
+/// `sum + a · b`; the product of two f32 is exact in f64, so that both ways give the same bits.
+#[inline(always)]
+fn add_product<const FUSED: bool>(sum: f64, a: f64, b: f64) -> f64 {
+    if FUSED { a.mul_add(b, sum) } else { sum + a * b }
 }
 
 #[cfg(test)]

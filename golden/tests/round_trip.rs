@@ -74,6 +74,20 @@ fn reads_back_what_was_written() {
 }
 
 // The prompt has two tokens, so the first step feeds position 2.
+// Twelve megabytes: the file is put together in more than one piece. Value i is i, which f32 holds below 2^24.
+#[test]
+fn values_of_a_long_tap_stay_in_their_places() {
+    let (_dir, path) = scratch();
+    let values: Vec<f32> = (0..3 << 20).map(|i| i as f32).collect();
+    let mut writer = DumpWriter::create(&path, manifest()).unwrap();
+    writer.tap("prefill.logits", &["tokens", "vocab"], &[2, 3 << 19], &values).unwrap();
+    writer.finish().unwrap();
+    let dump = Dump::open(&path).unwrap();
+    let read = dump.f32("prefill.logits").unwrap().unwrap();
+    assert_eq!(read.len(), values.len());
+    assert_eq!(read.iter().zip(&values).position(|(a, b)| a != b), None);
+}
+
 #[test]
 fn positions_follow_from_the_prompt() {
     let (_dir, path) = scratch();

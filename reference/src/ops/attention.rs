@@ -171,6 +171,22 @@ mod tests {
         assert_eq!(attn_ctx(&p, &v), array![[5.0, 5.0, 7.0, 7.0]]);
     }
 
+    // Two heads of two values, each with its own key head: the values stand side by side.
+    #[test]
+    fn heads_stand_one_behind_the_other() {
+        let p = tensor(array![[[1.0]], [[1.0]]]);
+        let v = tensor(array![[[5.0, 6.0], [7.0, 8.0]]]);
+        assert_eq!(attn_ctx(&p, &v), array![[5.0, 6.0, 7.0, 8.0]]);
+    }
+
+    // More keys than are multiplied side by side: key j is j, so q = 2 scores 2j.
+    #[test]
+    fn every_key_has_its_own_score() {
+        let keys = Array::from_shape_fn((11, 1, 1), |(j, _, _)| j as f32);
+        let scores = attn_scores(&tensor(array![[[2.0]]]), &tensor(keys), 1.0, None);
+        assert_eq!(scores.into_raw_vec_and_offset().0, (0..11).map(|j| f64::from(2 * j)).collect::<Vec<_>>());
+    }
+
     // 2 · tanh(6/2 / 2): the scale comes first, then 2·tanh(3/2) = 1.810296.
     #[test]
     fn scale_then_cap() {
