@@ -32,6 +32,7 @@ impl<'a> Emulate<'a> {
     pub fn value(&mut self, at: Site, call: &Call<Tensor>) -> Tensor {
         let formats = self.contract.product_at(at);
         let product = match call {
+            _ if formats == Product::Exact => None,
             Call::Linear { x, w } => Some(product(x, w, formats)),
             Call::ExpertLinear { x, index, experts } => Some(expert_products(x, index, experts, formats)),
             _ => None,
@@ -72,7 +73,7 @@ pub fn product(x: &Tensor, w: &Linear, product: Product) -> Result<Tensor, NonFi
     let flat: Vec<f32> = x.iter().copied().collect();
     let biased = |o: usize, y: f32| w.bias.as_ref().map_or(y, |b| y + b[o]);
     let columns: Vec<Vec<f32>> = match product {
-        Product::F32 | Product::Host => (0..out)
+        Product::F32 | Product::Host | Product::Exact => (0..out)
             .into_par_iter()
             .map(|o| {
                 let mut row = vec![0f32; inner];
@@ -164,7 +165,7 @@ impl Activation {
             Product::Declared(d) => {
                 Activation::Values(x.iter().map(|&x| d.input.round(x, Rounding::NearestEven)).collect())
             }
-            Product::F32 | Product::Host | Product::Int8 => Activation::Values(x.to_vec()),
+            Product::F32 | Product::Host | Product::Exact | Product::Int8 => Activation::Values(x.to_vec()),
         }
     }
 }
@@ -195,7 +196,7 @@ impl WeightRow {
                 row.iter_mut().for_each(|w| *w = d.weight.round(*w, Rounding::NearestEven));
                 WeightRow::Declared(row, d)
             }
-            Product::F32 | Product::Host | Product::Int8 => {
+            Product::F32 | Product::Host | Product::Exact | Product::Int8 => {
                 unreachable!("products with kernels of their own")
             }
         })

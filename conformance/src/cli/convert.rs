@@ -20,7 +20,7 @@ enum Container {
 /// Arguments of `convert`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// A path or a bundled name.
+    /// A path, a bundled name or the name of a seeded model.
     package: String,
     /// The container to write.
     #[arg(long, value_enum, value_name = "CONTAINER")]
@@ -37,7 +37,14 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         Container::Gguf => To::Gguf,
         Container::Safetensors => To::Safetensors,
     };
-    let report = convert(&Package::open(&args.package)?, to, &args.out)?;
+    let seeded = fixtures::seeded::named(&args.package);
+    let prompt = seeded.as_ref().map(|model| format!("the prompt that it is made for: {:?}", model.prompt));
+    let package = match seeded {
+        Some(model) => Package::seeded(model),
+        None => Package::open(&args.package)?,
+    };
+    let mut report = convert(&package, to, &args.out)?;
+    report.notes.extend(prompt);
     let files: Vec<String> = report.files.iter().map(|file| file.display().to_string()).collect();
     let report = match format {
         Format::Json => {

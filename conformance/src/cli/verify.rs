@@ -29,7 +29,8 @@ pub struct Args {
     /// What is under test: npu, npu:int8, npu:f32, ..., reference, dump:DIR, cmd:"PROGRAM ARGS", lib:FILE.
     #[arg(long, value_name = "SPEC", default_value = "npu")]
     subject: String,
-    /// The number formats to judge it under, instead of those that it declares: a name or a JSON file.
+    /// The number formats to judge it under, instead of those that it declares: a name, a JSON file, or `exact`:
+    /// nothing may differ from the reference (the models integer-layer and integer-model are judged so anyway).
     #[arg(long, value_name = "NAME|FILE")]
     contract: Option<String>,
     /// Prompts as token ids, one a line.
@@ -128,13 +129,15 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         bar.set_message(name.clone());
         let loaded = load(name, args.golden.as_deref(), &args.allow_unknown)?;
         let own = prompts_of(&subject, &loaded)?;
+        let whole = fixtures::integers::named(name);
         let (prompts, seeded) = match (&args.prompt_ids, &loaded.golden) {
             (Some(file), _) => (prompts(file, &loaded.config, args.tokens)?, false),
             (None, _) if !own.is_empty() => (own, false),
             (None, Some(golden)) => (vec![golden.manifest().prompt.clone()], false),
-            (None, None) => match &loaded.topk {
-                Some(topk) => (topk.runs.iter().map(|run| run.prompt.clone()).collect(), false),
-                None => {
+            (None, None) => match (&loaded.topk, &whole) {
+                (Some(topk), _) => (topk.runs.iter().map(|run| run.prompt.clone()).collect(), false),
+                (None, Some(model)) => (vec![model.seeded.prompt.clone()], false),
+                (None, None) => {
                     let prompt = seeded_prompt(&loaded.config);
                     check_length(&prompt, &loaded.config, args.tokens, &loaded.name)?;
                     (vec![prompt], true)
@@ -142,6 +145,13 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
             },
         };
         for (n, prompt) in prompts.iter().enumerate() {
+            // A model of whole numbers is judged at zero wherever nothing rounds.
+            let traced = whole.as_ref().filter(|_| args.contract.is_none());
+            let traced = traced.map(|model| model.run(prompt, args.tokens).map(|_| Contract::exact()));
+            let options = match &traced {
+                Some(Ok(exact)) => Options { contract: exact, ..options },
+                _ => Options { ..options },
+            };
             let found = match one_at_a_time(&loaded, prompt, &options, |site| again(args, site)) {
                 // Of several packages some need not have a place for a mutant.
                 Err(error @ VerifyError::AppliesNowhere { .. }) if packages.len() > 1 => {
@@ -159,8 +169,10 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
                     result.reason =
                         Some(format!("no prompt and no golden: ran on the seeded ids {prompt:?}"));
                 }
-                if let Some(cost) = &mut result.cost {
-                    *cost = detailed(cost, args, &subject, device.as_ref())?;
+                if let Some(Err(why)) = &traced {
+                    result
+                        .notes
+                        .push(format!("this prompt is judged by number formats and not at zero: {why}"));
                 }
                 if let Some((subject, contract)) = &baseline {
                     let options = Options { subject, contract, mutate: None, extract: false, ..options };
@@ -348,6 +360,9 @@ fn contract(subject: &SubjectSpec, asked: Option<&str>) -> Result<Contract, CliE
             Err(SubjectError::Unusable(reason)) => Err(usage(reason)),
             Err(_) => Ok(Contract::named("f32").expect("a built-in contract")),
         };
+    }
+    if asked == Some("exact") {
+        return Ok(Contract::exact());
     }
     super::load::contract(asked.unwrap_or(subject.contract_name()))
 }

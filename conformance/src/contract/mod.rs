@@ -43,6 +43,9 @@ pub enum Product {
     Bfp16,
     /// f32 operands and sums, added in any order: small products that never leave the host.
     Host,
+    /// Whatever the formats, nothing rounds: only the reference's own value passes. For models of whole numbers
+    /// ([`fixtures::integers`]).
+    Exact,
     /// Floating-point formats as a contract file declares them.
     Declared(Declared),
 }
@@ -94,9 +97,15 @@ impl Contract {
         Some(Contract { name: name.to_string(), linear, host: Host { ulps: 2.0 } })
     }
 
+    /// The contract of a model on which no format rounds anything: the limit is 0 at every site.
+    pub fn exact() -> Contract {
+        Contract { name: "exact".to_string(), linear: Product::Exact, host: Host { ulps: 0.0 } }
+    }
+
     /// The arithmetic of the matrix product at a site.
     pub fn product_at(&self, at: Site) -> Product {
-        if HOST_PRODUCTS.contains(&at.name) { Product::Host } else { self.linear }
+        let on_host = HOST_PRODUCTS.contains(&at.name) && self.linear != Product::Exact;
+        if on_host { Product::Host } else { self.linear }
     }
 
     /// The names of the built-in contracts.
@@ -113,7 +122,7 @@ impl Contract {
 /// Every operation is rounded to f32, as an image decodes it. `stored` is the package's own row.
 pub fn image_row(weight: &Matrix, o: usize, stored: &[f32], product: Product) -> Result<Vec<f32>, NonFinite> {
     Ok(match product {
-        Product::F32 | Product::Host => stored.to_vec(),
+        Product::F32 | Product::Host | Product::Exact => stored.to_vec(),
         Product::Int8 => {
             let mut codes = vec![0i8; stored.len()];
             let scale = int8_weights(stored, &mut codes);

@@ -14,7 +14,8 @@ use spec::families::Linear;
 ///
 /// - f32: `V = u²·0.18·(Σ p² + Σ s²) + ulp(R)²/12` over products p and partial sums s (the last of
 ///   which is the result): unfused, left to right.
-/// - host: sums in any order, so a bound rather than a model.
+/// - host: sums in any order, so a bound rather than a model. (Exact products are expected without any spread
+///   before they come here.)
 /// - int8 with known input: `R = Σ ca·cw · sA · sW` on the codes, and only the two f32 roundings
 ///   remain. The other formats likewise: R on the codes, and the roundings of the declared sums.
 /// - With an input that carries error, or judged with the package's weights, the rounding of the
@@ -34,7 +35,7 @@ pub fn expect(x: &Bounded, w: &Linear, product: Product, truth: Truth) -> Result
     let input = Input { flat: &flat, tokens, inner, x };
     let columns = match product {
         Product::F32 => f32_columns(&input, w)?,
-        Product::Host => host_columns(&input, w)?,
+        Product::Host | Product::Exact => host_columns(&input, w)?,
         _ if truth == Truth::Package || x.variance.is_some() => spread_columns(&input, w, product, truth)?,
         Product::Int8 => int8_columns(&input, w)?,
         Product::W4A8 => quantised::w4a8_columns(&input, w)?,

@@ -15,7 +15,7 @@ mod host;
 mod linear;
 mod quantised;
 
-use crate::contract::Contract;
+use crate::contract::{Contract, Product};
 use ndarray::{ArcArray, ArrayD, IxDyn};
 use reference::{Call, Ops, Tensor};
 use spec::{NonFinite, Site};
@@ -107,6 +107,7 @@ pub fn expect(
     truth: Truth,
 ) -> Result<Expected, NonFinite> {
     match call {
+        _ if contract.linear == Product::Exact => return exact(call),
         Call::Linear { x, w } => return linear::expect(x, w, contract.product_at(at), truth),
         Call::ExpertLinear { x, index, experts } => {
             return experts::expect(x, &index.value, experts, contract.product_at(at), truth);
@@ -126,6 +127,14 @@ pub fn expect(
         variance += &carried;
     }
     Ok(Expected { r, variance, bound, calibrated: false })
+}
+
+/// The reference's value and no spread at all.
+fn exact(call: &Call<Bounded>) -> Result<Expected, NonFinite> {
+    let values: Vec<Tensor> = call.operands().into_iter().map(|o| o.value.clone()).collect();
+    let r = reference::ops::evaluate(&call.with(&values))?;
+    let none = ArrayD::zeros(r.raw_dim());
+    Ok(Expected { r, variance: none.clone(), bound: none, calibrated: false })
 }
 
 /// What is told of every site that [`Variance`] passes.

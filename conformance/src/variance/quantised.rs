@@ -231,7 +231,7 @@ pub fn activation_variance(row: &[f32], product: Product) -> Vec<f64> {
         row.iter().map(unit).collect::<Vec<f64>>()
     };
     match product {
-        Product::F32 | Product::Host => vec![0.0; row.len()],
+        Product::F32 | Product::Host | Product::Exact => vec![0.0; row.len()],
         Product::Int8 => steps(row),
         Product::W4A8 => row.chunks(GROUP).flat_map(steps).collect(),
         Product::W4A16 => narrow(Float::Bf16),
@@ -247,7 +247,7 @@ pub fn activation_variance(row: &[f32], product: Product) -> Vec<f64> {
 pub fn sum_variance(r: f64, inner: usize, product: Product) -> f64 {
     let roundings = |float: Float, count: usize| (float.ulp(r).powi(2) / 12.0) * count.max(1) as f64;
     match product {
-        Product::F32 | Product::Host => roundings(Float::F32, inner),
+        Product::F32 | Product::Host | Product::Exact => roundings(Float::F32, inner),
         Product::Int8 => roundings(Float::F32, 2),
         Product::W4A8 => roundings(Float::F32, 4 * inner.div_ceil(GROUP)),
         Product::W4A16 => roundings(Float::F32, inner),

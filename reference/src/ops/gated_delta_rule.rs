@@ -250,13 +250,26 @@ mod tests {
 
     // Four value heads over two key heads: heads 0 and 1 write with key head 0 (1), heads 2 and 3 with key
     // head 1 (10). With β = 1 and an empty state, S = k·v. Tiled, head 1 would be 20 and head 2 would be 3.
+    // They read with the query of the same head, 1 and 100.
     #[test]
     fn consecutive_value_heads_share_a_key() {
-        let (q, k) = (tensor(array![[[1.0], [1.0]]]), tensor(array![[[1.0], [10.0]]]));
+        let (q, k) = (tensor(array![[[1.0], [100.0]]]), tensor(array![[[1.0], [10.0]]]));
         let v = tensor(array![[[1.0], [2.0], [3.0], [4.0]]]);
         let (g, beta) = (tensor(Array2::zeros((1, 4))), tensor(Array2::ones((1, 4))));
         let delta = Delta { q: &q, k: &k, v: &v, g: &g, beta: &beta, state: None };
         assert_eq!(gdn_state(&delta).into_raw_vec_and_offset().0, [1.0, 2.0, 30.0, 40.0]);
+        assert_eq!(gdn_core(&delta).into_raw_vec_and_offset().0, [1.0, 2.0, 3000.0, 4000.0]);
+    }
+
+    // In the order of the formula, and back into the same places.
+    #[test]
+    fn operands_go_out_and_in() {
+        let o: Vec<Tensor> = (0..6).map(|n| tensor(array![[[n as f32]]])).collect();
+        let delta = of(&o);
+        assert_eq!(delta.operands(), o.iter().collect::<Vec<_>>());
+        let again = delta.with(&o);
+        assert_eq!((again.q, again.beta, again.state), (&o[0], &o[4], Some(&o[5])));
+        assert_eq!(of(&o[..5]).operands().len(), 5);
     }
 
     /// Random operands: 11 tokens, 2 key heads of 3, 4 value heads of 5.
@@ -291,6 +304,7 @@ mod tests {
         fn chunked_equals_step(o in operands(), chunk in 1usize..13, fresh in any::<bool>()) {
             let delta = of(if fresh { &o[..5] } else { &o });
             let (core, state) = gated_delta_rule_chunked(&delta, chunk);
+            prop_assert_eq!((core.dim(), state.dim()), ((11, 4, 5), (4, 3, 5)));
             for (chunked, step) in core.iter().zip(&gdn_core(&delta)).chain(state.iter().zip(&gdn_state(&delta))) {
                 prop_assert!((chunked - step).abs() < 2e-5, "{} and {}", chunked, step);
             }

@@ -211,6 +211,19 @@ mod tests {
         assert_relative_eq!(inv[2], 0.001_25, max_relative = 1e-6);
     }
 
+    // The same three with low 2: what is longer than 64/2 = 32 is divided, so inv 0.1 too: 0.1/8.
+    #[test]
+    fn llama3_divides_from_the_low_factor_on() {
+        let scaling = Scaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 2.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 64,
+        };
+        let inv = inverse_frequencies(&rope(1000.0, 6, 6, scaling), 1);
+        assert_relative_eq!(inv[1], 0.012_5, max_relative = 1e-6);
+    }
+
     // θ = 10, R = 8, L = 128, β 32 and 1: dimension(32) = 8 · ln(128/201.06)/(2·2.302585) = -0.785 → 0;
     // dimension(1) = 8 · ln(20.3718)/4.60517 = 5.2361 → 6. ramp(3) = 0.5, ramp(6) = 1: but there are only
     // four pairs. inv(3) = 10^-0.75 = 0.177828, half kept and half over 4: 0.111142.
@@ -250,6 +263,27 @@ mod tests {
         let inv = inverse_frequencies(&rope(10.0, 4, 4, yarn(32.0, 6)), 1);
         assert_eq!(inv[0], 1.0);
         assert_relative_eq!(inv[1], 0.079_056_9, max_relative = 1e-5);
+    }
+
+    // θ = 10, R = 8, L = 84, β 6 and 1: L/2π = 13.369, dimension(6) = 8 · ln(2.22817)/4.60517 = 1.391793,
+    // dimension(1) = 8 · ln(13.369)/4.60517 = 4.504398. Rounded outwards, the ramp goes from 1 to 5: ramp(3) = 2/4,
+    // 0.1778279 · (1/2 + 1/8) = 0.1111425. Not rounded, ramp(3) = 1.608207/3.112605 = 0.5166757 and
+    // 0.1778279 · (0.4833243 + 0.1291689) = 0.1089184.
+    #[test]
+    fn a_yarn_ramp_that_starts_behind_the_first_pair() {
+        for (truncate, by_hand) in [(true, 0.111_142_5), (false, 0.108_918_4)] {
+            let scaling = Scaling::Yarn {
+                factor: 4.0,
+                beta_fast: 6.0,
+                beta_slow: 1.0,
+                original_max_position_embeddings: 84,
+                truncate,
+                magnitude: 1.0,
+            };
+            let inv = inverse_frequencies(&rope(10.0, 8, 8, scaling), 1);
+            assert_eq!(inv[..2], inverse_frequencies(&rope(10.0, 8, 8, Scaling::Default), 1)[..2]);
+            assert_relative_eq!(inv[3], by_hand, max_relative = 1e-6);
+        }
     }
 
     // Inverse frequencies 1 and 0.1 at position 3: cos 3 = -0.9899925, cos 0.3 = 0.9553365, sin 3 = 0.14112, sin 0.3 =

@@ -162,6 +162,17 @@ mod tests {
         assert_relative_eq!(row(&chosen), row(&renormalised), max_relative = 1e-12);
     }
 
+    // The router's output is probabilities already: 0.5 and 0.3 of their sum 0.8 are 5/8 and 3/8.
+    #[test]
+    fn probabilities_are_divided_by_those_of_the_chosen() {
+        let probabilities = tensor(array![[0.3, 0.15, 0.5, 0.05]]);
+        let router = router(4, 2, Scoring::Probabilities);
+        let index = router_index(&probabilities, &router, None);
+        assert_eq!(index, array![[2.0, 0.0]]);
+        let weights = router_weights(&probabilities, &tensor(index.mapv(|v| v as f32)), &router);
+        assert_relative_eq!(row(&weights), &[0.625, 0.375][..], max_relative = 1e-6);
+    }
+
     // σ(0) = 1/2 and σ(ln 3) = 3/4, σ(-ln 3) = 1/4. Scores of choice, bias added:
     //   group 0: 3/4, 1/4 + 0.1           two largest: 1.1
     //   group 1: 1/2 + 0.2, 1/2           two largest: 1.2

@@ -60,6 +60,8 @@ mod tests {
         assert_relative_eq!(normal_quantile(0.9), 1.281_551_565_5, max_relative = 1e-9);
         assert_relative_eq!(normal_quantile(0.95), 1.644_853_626_95, max_relative = 1e-9);
         assert_relative_eq!(normal_quantile(0.1), -1.281_551_565_5, max_relative = 1e-9);
+        // Where Φ first reaches 1/2: 0, or a last bit before it, but never behind.
+        assert!((-1e-15..=0.0).contains(&normal_quantile(0.5)));
     }
 
     // Mean 2, squared deviations 4, 4, 0, 0: population deviation √2 (of a sample: 1.632993).

@@ -38,5 +38,6 @@ mod tests {
         assert_eq!(both, array![[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]);
         let both = both.mapv(|v| v as f32).into_dyn().into_shared();
         assert_eq!(tail(&both, 2), array![[3.0, 4.0], [5.0, 6.0]].into_dyn());
+        assert_eq!(tail(&both, 1), array![[5.0, 6.0]].into_dyn());
     }
 }
