@@ -5,8 +5,8 @@
 //! ```
 //!
 //! writes the reference's values of a seeded prompt as a dump, judges it as a subject, and prints how large the dump and
-//! its largest tensor are, and how much memory became resident while it was judged: that does not grow with the number of
-//! layers and passes, because a value is read where it is looked at. (Linux tells; the weights, which are mapped, count as
+//! its largest tensor are, and how much memory became resident while it was judged: beside the state of the
+//! model and the values of one layer that does not grow with the dump, because a value is read where it is looked at. (Linux tells; the weights, which are mapped, count as
 //! far as they were touched before.)
 
 use conformance::cli::load::load;
