@@ -5,6 +5,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 pub mod ceiling;
+pub(crate) mod lanes;
 
 use std::fmt;
 use std::ops::Range;

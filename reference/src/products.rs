@@ -51,39 +51,74 @@ impl Blocks {
     }
 }
 
-/// `sums[block, o][t] = Σ_k x[8·block + t, k] · w[o, k]`.
-///
-/// Four rows of `w` meet eight of `x` at a time; eight do where the machine has registers for them.
+/// Columns that are walked for many rows before the next: what eight rows hold of them stays in the first-level cache.
+const DEPTH: usize = 128;
+
+/// `sums[block, o][t] = Σ_k x[8·block + t, k] · w[o, k]`, two blocks at a time.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 fn products(blocks: &[Vec<Side>], w: &[f64], sums: &mut [Side]) {
     const FUSED: bool = target_cfg_f!(target_feature = "fma");
-    const ROWS: usize = if target_cfg_f!(target_feature = "avx512f") { 8 } else { 4 };
-    for (x, sums) in blocks.iter().zip(sums.chunks_exact_mut((sums.len() / blocks.len().max(1)).max(1))) {
-        let (panels, rest) = sums.as_chunks_mut::<ROWS>();
-        let (w, w_rest) = w.split_at(panels.len() * ROWS * x.len());
-        for (w, sums) in w.chunks_exact((ROWS * x.len()).max(1)).zip(panels) {
-            panel::<ROWS, FUSED>(x, w, sums);
-        }
-        for (w, sum) in w_rest.chunks_exact(x.len().max(1)).zip(rest) {
-            panel::<1, FUSED>(x, w, std::array::from_mut(sum));
+    // As many rows of w as there are registers for.
+    const ROWS: usize = if target_cfg_f!(target_feature = "avx512f") { 8 } else { 2 };
+    let out = (sums.len() / blocks.len().max(1)).max(1);
+    for (x, sums) in blocks.chunks(2).zip(sums.chunks_mut(2 * out)) {
+        match (x, sums.split_at_mut(out)) {
+            ([x, y], (of_x, of_y)) => some_blocks::<ROWS, 2, FUSED>([x, y], w, [of_x, of_y]),
+            (x, (of_x, _)) => some_blocks::<ROWS, 1, FUSED>([&x[0]], w, [of_x]),
         }
     }
 }
 
-/// The sums of R rows of `w` with eight rows. They are stored all at once: a loop that ends otherwise
-/// is not turned into vectors, and takes twenty times as long.
+/// [`products`] of B blocks: R rows of `w` meet them at a time.
 #[inline(always)]
-fn panel<const R: usize, const FUSED: bool>(x: &[Side], w: &[f64], into: &mut [Side; R]) {
-    let w: [&[f64]; R] = std::array::from_fn(|r| &w[r * x.len()..][..x.len()]);
-    let mut sums = [[0.0; SIDE_BY_SIDE]; R];
-    for (k, x) in x.iter().enumerate() {
+fn some_blocks<const R: usize, const B: usize, const FUSED: bool>(
+    x: [&[Side]; B],
+    w: &[f64],
+    mut sums: [&mut [Side]; B],
+) {
+    let (inner, out) = (x[0].len(), sums[0].len());
+    for start in (0..inner).step_by(DEPTH) {
+        let x = x.map(|x| &x[start..inner.min(start + DEPTH)]);
+        let mut row = 0;
+        while row + R <= out {
+            panel::<R, B, FUSED>(x, &w[row * inner + start..], inner, &mut sums, row);
+            row += R;
+        }
+        for row in row..out {
+            panel::<1, B, FUSED>(x, &w[row * inner + start..], inner, &mut sums, row);
+        }
+    }
+}
+
+/// Adds the products of R rows of `w`, `inner` apart, to the sums of row `row` and those behind it. They are stored
+/// all at once: a loop that ends otherwise is not turned into vectors, and takes twenty times as long.
+#[inline(always)]
+fn panel<const R: usize, const B: usize, const FUSED: bool>(
+    x: [&[Side]; B],
+    w: &[f64],
+    inner: usize,
+    into: &mut [&mut [Side]; B],
+    row: usize,
+) {
+    let count = x[0].len();
+    let x = x.map(|x| &x[..count]);
+    let w: [&[f64]; R] = std::array::from_fn(|r| &w[r * inner..][..count]);
+    let mut sums = [[[0.0; SIDE_BY_SIDE]; R]; B];
+    for b in 0..B {
+        sums[b].copy_from_slice(&into[b][row..row + R]);
+    }
+    for k in 0..count {
         for r in 0..R {
-            for t in 0..SIDE_BY_SIDE {
-                sums[r][t] = add_product::<FUSED>(sums[r][t], x[t], w[r][k]);
+            for b in 0..B {
+                for t in 0..SIDE_BY_SIDE {
+                    sums[b][r][t] = add_product::<FUSED>(sums[b][r][t], x[b][k][t], w[r][k]);
+                }
             }
         }
     }
-    *into = sums;
+    for b in 0..B {
+        into[b][row..row + R].copy_from_slice(&sums[b]);
+    }
 }
 
 /// `sum + x · w`; where the product is exact both ways give the same bits.
@@ -92,28 +127,37 @@ fn add_product<const FUSED: bool>(sum: f64, x: f64, w: f64) -> f64 {
     if FUSED { x.mul_add(w, sum) } else { sum + x * w }
 }
 
-/// `y[o] = Σ_k x[k] · w[o, k]`: one row meets eight rows of `w` at a time.
+/// `y[o] = Σ_k x[k] · w[o · stride + k]`: one row meets eight rows of `w` at a time.
 ///
 /// Both hold values of f32, so that the products are exact.
 #[multiversion(targets("x86_64+avx2+fma"))]
-pub(crate) fn dots(x: &[f64], w: &[f32], y: &mut [f64]) {
+pub(crate) fn dots(x: &[f64], w: &[f32], stride: usize, y: &mut [f64]) {
     const FUSED: bool = target_cfg_f!(target_feature = "fma");
     let (panels, rest) = y.as_chunks_mut::<SIDE_BY_SIDE>();
-    let (w, w_rest) = w.split_at(panels.len() * SIDE_BY_SIDE * x.len());
-    for (w, y) in w.chunks_exact((SIDE_BY_SIDE * x.len()).max(1)).zip(panels) {
-        dot_rows::<SIDE_BY_SIDE, FUSED>(x, w, y);
+    let first_of_rest = panels.len() * SIDE_BY_SIDE;
+    for (n, y) in panels.iter_mut().enumerate() {
+        dot_rows::<SIDE_BY_SIDE, FUSED>(x, &w[n * SIDE_BY_SIDE * stride..], stride, y);
     }
-    for (w, y) in w_rest.chunks_exact(x.len().max(1)).zip(rest) {
-        dot_rows::<1, FUSED>(x, w, std::array::from_mut(y));
+    for (n, y) in rest.iter_mut().enumerate() {
+        dot_rows::<1, FUSED>(x, &w[(first_of_rest + n) * stride..], stride, std::array::from_mut(y));
     }
 }
 
-/// The sums of R rows of `w` with one row.
+/// `y[i] += factor · x[i]`, where both are values of f32.
+#[multiversion(targets("x86_64+avx2+fma"))]
+pub(crate) fn add_scaled(y: &mut [f64], factor: f64, x: &[f32]) {
+    const FUSED: bool = target_cfg_f!(target_feature = "fma");
+    for (y, &x) in y.iter_mut().zip(x) {
+        *y = add_product::<FUSED>(*y, factor, f64::from(x));
+    }
+}
+
+/// The sums of R rows of `w`, `stride` apart, with one row.
 #[inline(always)]
-fn dot_rows<const R: usize, const FUSED: bool>(x: &[f64], w: &[f32], y: &mut [f64; R]) {
+fn dot_rows<const R: usize, const FUSED: bool>(x: &[f64], w: &[f32], stride: usize, y: &mut [f64; R]) {
     /// Columns that are turned over at a time, so that the values of R rows stand side by side.
     const TURNED: usize = 8;
-    let w: [&[f32]; R] = std::array::from_fn(|r| &w[r * x.len()..][..x.len()]);
+    let w: [&[f32]; R] = std::array::from_fn(|r| &w[r * stride..][..x.len()]);
     let mut sums = [0.0; R];
     let (whole, rest) = x.as_chunks::<TURNED>();
     let parts = w.map(|w| &w.as_chunks::<TURNED>().0[..whole.len()]);

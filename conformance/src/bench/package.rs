@@ -7,7 +7,7 @@ use crate::ab::median;
 use crate::golden_gate::argmax;
 use crate::subject::SubjectSpec;
 use crate::verify::Loaded;
-use device::{Engine, Npu, Switches};
+use device::{Engine, Npu, Switches, TapSink};
 use reference::{Call, Ops, Plain, Tensor};
 use serde::{Deserialize, Serialize};
 use spec::Site;
@@ -76,6 +76,20 @@ struct Counting {
     state: BTreeMap<Site, u64>,
 }
 
+/// The same of a device, which taps its state behind every layer.
+#[derive(Default)]
+struct CountingTaps(u64);
+
+impl TapSink for CountingTaps {
+    fn wants(&self, site: Site) -> bool {
+        ["k_cache", "v_cache", "conv_state", "gdn_state"].contains(&site.name)
+    }
+
+    fn tap(&mut self, _: Site, _: &[usize], values: &[f32]) {
+        self.0 += 4 * values.len() as u64;
+    }
+}
+
 impl Ops for Counting {
     type Tensor = Tensor;
 
@@ -139,9 +153,14 @@ pub fn run(
     };
     let (peak_bytes, private_bytes) = (machine::peak_bytes(), machine::private_bytes());
     let weight_bytes = npu.as_ref().map_or(weight_bytes, |npu| npu.resident().bytes() as u64);
-    if npu.is_some() {
-        // The state of the two paths holds the same tensors.
-        reference_round(loaded, prompt, steps, &mut state_bytes)?;
+    if let Some(npu) = &mut npu {
+        npu.reset();
+        let ids: Vec<u32> = prompt.iter().copied().chain((0..steps).map(|_| 0)).collect();
+        let mut counting = CountingTaps::default();
+        let (last, before) = ids.split_last().expect("a prompt has a token, and there is a step");
+        npu.prefill(before)?;
+        npu.step_batch_tapped(&[*last], &mut counting)?;
+        state_bytes = counting.0;
     }
     Ok(Run {
         subject: match arm {
@@ -212,8 +231,10 @@ mod tests {
     #[test]
     fn state_is_counted() {
         let loaded = crate::cli::load::load("heads-6-2", None, &[]).unwrap();
-        let run = run(&loaded, Arm::Reference, &[1, 2, 3, 4, 5], 3, 1, 1000).unwrap();
-        assert_eq!(run.state_bytes, 3 * 2 * 8 * 20 * 4);
+        let run_of = |arm| run(&loaded, arm, &[1, 2, 3, 4, 5], 3, 1, 1000).unwrap();
+        let npu = run_of(Arm::Npu(Engine::F32, Switches::default()));
+        let run = run_of(Arm::Reference);
+        assert_eq!([run.state_bytes, npu.state_bytes], [3 * 2 * 8 * 20 * 4; 2]);
         assert_eq!((run.prompt, run.steps, run.weight_bytes), (5, 3, 1000));
         assert!(run.speeds.iter().all(|speed| speed.prefill_tok_s > 0.0 && speed.decode_tok_s > 0.0));
     }

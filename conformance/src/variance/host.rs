@@ -7,6 +7,7 @@ use super::block::{conv_sizes, walk_sizes};
 use super::{Bounded, U, delta, rounding, ulp};
 use crate::contract::Host;
 use ndarray::{ArrayD, Zip};
+use rayon::prelude::*;
 use reference::ops::evaluate;
 use reference::{Call, Tensor};
 use spec::NonFinite;
@@ -249,8 +250,43 @@ pub fn carried(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<Option<ArrayD<f6
             let m2 = f64::from(*multiplier).powi(2);
             Ok(Some(indexed(r, |n| x.variance_at(n) + m2 * branch.variance_at(n))))
         }
+        Call::GatedAct { .. } | Call::ClampedSwiglu { .. } | Call::Multiply { .. } => {
+            elementwise(call, r).map(Some)
+        }
+        Call::Sigmoid { .. } | Call::Softcap { .. } | Call::Scale { .. } | Call::ScaleColumns { .. } => {
+            elementwise(call, r).map(Some)
+        }
         _ => probed(call, r).map(Some),
     }
+}
+
+/// The same for ops whose every element depends on one element of each operand: both operands' slopes are measured
+/// for all elements at once, on either side.
+///
+/// ```text
+/// V = Σ_operands ((f(x + a·σ) - r)² + (f(x - a·σ) - r)²) / 2a²
+/// ```
+fn elementwise(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<ArrayD<f64>, NonFinite> {
+    let mut total = ArrayD::<f64>::zeros(r.raw_dim());
+    let operands = call.operands();
+    for (o, operand) in operands.iter().enumerate() {
+        for kind in [Errors::Small, Errors::Large].into_iter().filter(|kind| kind.occur_in(operand)) {
+            for sign in [1.0, -1.0] {
+                let mut moved: Vec<Tensor> = operands.iter().map(|operand| operand.value.clone()).collect();
+                moved[o] = kind.moved(operand, || sign);
+                add_squares(&mut total, &evaluate(&call.with(&moved))?, r, 0.5 / kind.enlarged().powi(2));
+            }
+        }
+    }
+    Ok(total)
+}
+
+/// `total += weight · (moved - r)²`
+fn add_squares(total: &mut ArrayD<f64>, moved: &ArrayD<f64>, r: &ArrayD<f64>, weight: f64) {
+    Zip::from(total).and(moved).and(r).for_each(|total, moved, r| {
+        let difference = moved - r;
+        *total += weight * difference * difference;
+    });
 }
 
 /// How many random perturbations stand for an input's errors where no formula is written down.
@@ -263,20 +299,22 @@ const PROBES: usize = 24;
 /// ones are not, so that formulas stay straight lines. Both kinds are independent, and their variances add.
 fn probed(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<ArrayD<f64>, NonFinite> {
     let mut total = ArrayD::<f64>::zeros(r.raw_dim());
+    let probes: Vec<usize> = (0..PROBES).collect();
     for kind in [Errors::Small, Errors::Large] {
         if !call.operands().iter().any(|operand| kind.occur_in(operand)) {
             continue;
         }
-        let weight = 1.0 / (PROBES as f64 * kind.enlarged().powi(2));
-        for probe in 0..PROBES {
+        let probe = |&probe: &usize| {
             let operands = call.operands().into_iter().enumerate();
             let operands: Vec<Tensor> =
                 operands.map(|(o, operand)| kind.perturbed(operand, (probe * 16 + o) as u64)).collect();
-            let moved = evaluate(&call.with(&operands))?;
-            Zip::from(&mut total).and(&moved).and(r).for_each(|total, moved, r| {
-                let difference = moved - r;
-                *total += weight * difference * difference;
-            });
+            evaluate(&call.with(&operands))
+        };
+        // No more results are held than threads make at a time.
+        for probes in probes.chunks(rayon::current_num_threads()) {
+            let moved: Vec<ArrayD<f64>> = probes.par_iter().map(probe).collect::<Result<_, _>>()?;
+            let weight = 1.0 / (PROBES as f64 * kind.enlarged().powi(2));
+            moved.iter().for_each(|moved| add_squares(&mut total, moved, r, weight));
         }
     }
     Ok(total)
@@ -304,13 +342,18 @@ impl Errors {
         operand.value.iter().zip(variance).any(|(&value, &variance)| self.has(value, variance))
     }
 
+    /// The operand with every element that has errors of this kind moved by a standard deviation either way.
     fn perturbed(self, operand: &Bounded, seed: u64) -> Tensor {
-        let Some(variance) = &operand.variance else { return operand.value.clone() };
         let mut signs = fixtures::random::SplitMix64::new(seed);
+        self.moved(operand, || if signs.next() & 1 == 0 { 1.0 } else { -1.0 })
+    }
+
+    fn moved(self, operand: &Bounded, mut sign: impl FnMut() -> f64) -> Tensor {
+        let Some(variance) = &operand.variance else { return operand.value.clone() };
         Zip::from(&operand.value)
             .and(variance)
             .map_collect(|&v, &variance| {
-                let sign = if signs.next() & 1 == 0 { 1.0 } else { -1.0 };
+                let sign = sign();
                 let step = if self.has(v, variance) { self.enlarged() * variance.sqrt() } else { 0.0 };
                 (f64::from(v) + sign * step) as f32
             })

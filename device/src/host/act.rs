@@ -2,6 +2,7 @@
 
 use super::GRAIN;
 use super::math::{gelu_tanh, sigmoid, silu};
+use super::wide::{kernel, wide};
 use rayon::prelude::*;
 use spec::families::Activation;
 
@@ -12,12 +13,7 @@ pub fn gate_times_up(fused: &[f32], inner: usize, activation: Activation) -> Vec
     let mut y = vec![0.0; fused.len() / 2];
     let one = |(y, fused): (&mut [f32], &[f32])| {
         let (gate, up) = fused.split_at(inner);
-        match activation {
-            Activation::Silu => y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = silu(*g) * u),
-            Activation::GeluTanh => {
-                y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = gelu_tanh(*g) * u);
-            }
-        }
+        gated(kernel(), activation, gate, up, y);
     };
     if fused.len() < GRAIN {
         y.chunks_exact_mut(inner).zip(fused.chunks_exact(2 * inner)).for_each(one);
@@ -25,6 +21,18 @@ pub fn gate_times_up(fused: &[f32], inner: usize, activation: Activation) -> Vec
         y.par_chunks_exact_mut(inner).zip(fused.par_chunks_exact(2 * inner)).for_each(one);
     }
     y
+}
+
+wide! {
+    /// `y[i] = act(gate[i]) · up[i]`
+    fn gated(activation: Activation, gate: &[f32], up: &[f32], y: &mut [f32]) {
+        match activation {
+            Activation::Silu => y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = silu(*g) * u),
+            Activation::GeluTanh => {
+                y.iter_mut().zip(gate).zip(up).for_each(|((y, g), u)| *y = gelu_tanh(*g) * u);
+            }
+        }
+    }
 }
 
 /// `x[i] ← act(x[i]) · by[i]`

@@ -5,6 +5,7 @@ use super::math::{exp, softcap};
 use super::wide::{kernel, wide};
 use super::{LANES, fold};
 use crate::simd::Kernel;
+use crate::simd::lanes::{Lanes, prefetch};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -28,6 +29,10 @@ const BLOCK: usize = 4 * KEYS;
 
 /// Queries that share the loading of keys and values.
 const TILE: usize = 8;
+
+/// Up to as many queries are bound by memory: while they meet the keys of a block its values are asked for, and the
+/// keys of the next block while they meet the values.
+const FEW: usize = 2;
 
 /// One query: a head of a row, and the keys it sees.
 #[derive(Clone, Copy)]
@@ -150,7 +155,7 @@ impl Attention<'_> {
 
 wide! {
     /// `Q` queries of one key head. The bits of a query do not depend on the others.
-    fn tile[Q](scale: f32, cap: Option<f32>, queries: &[Query], head: &Head, into: &mut [f32]) {
+    fn tile[Q, lanes](scale: f32, cap: Option<f32>, queries: &[Query], head: &Head, into: &mut [f32]) {
         let value_dim = into.len() / Q;
         let first = queries.iter().fold(usize::MAX, |a, q| a.min(q.first));
         let end = queries.iter().fold(0, |a, q| a.max(q.end));
@@ -159,27 +164,42 @@ wide! {
         let mut weights = [[0.0f32; BLOCK]; Q];
         for block in first / BLOCK..end.div_ceil(BLOCK) {
             let start = block * BLOCK;
-            products::<Q>(queries, head, start, end, &mut weights);
-            // Keys of the block that each query sees.
+            let panels = (end.min(start + BLOCK) - start).div_ceil(KEYS);
+            // As many sums at once as there are registers for, at most sixteen.
+            let at_once = if Q > 4 { 2 } else { 4 };
+            let together = panels / at_once * at_once;
+            for panel in (0..together).step_by(at_once) {
+                if Q > 4 {
+                    products::<_, Q, 2>(lanes, queries, head, start, panel, &mut weights);
+                } else {
+                    products::<_, Q, 4>(lanes, queries, head, start, panel, &mut weights);
+                }
+            }
+            for panel in together..panels {
+                products::<_, Q, 1>(lanes, queries, head, start, panel, &mut weights);
+            }
+            // Keys of the block that each query sees, and those that all of them see.
             let seen: [(usize, usize); Q] = std::array::from_fn(|n| {
                 let (first, end) = (queries[n].first, queries[n].end);
                 (first.saturating_sub(start).min(BLOCK), end.saturating_sub(start).min(BLOCK))
             });
+            let from = seen.iter().fold(0, |from, s| from.max(s.0));
+            let to = seen.iter().fold(BLOCK, |to, s| to.min(s.1)).max(from);
             for n in 0..Q {
-                let (from, to) = seen[n];
-                if from < to {
+                if seen[n].0 < seen[n].1 {
                     let into = &mut into[n * value_dim..][..value_dim];
-                    weigh(scale, cap, from, to, &mut weights[n], &mut max[n], &mut sum[n], into);
+                    weigh(scale, cap, seen[n].0, seen[n].1, &mut weights[n], &mut max[n], &mut sum[n], into);
                 }
             }
-            let alike = seen.iter().all(|s| *s == seen[0]);
-            if alike {
-                values::<Q>(head, value_dim, start, seen[0], &weights, into);
-            } else {
-                for n in 0..Q {
-                    let into = &mut into[n * value_dim..][..value_dim];
-                    values::<1>(head, value_dim, start, seen[n], &[weights[n]], into);
-                }
+            // A value adds its keys in their order: those before the common ones, the common ones, those behind.
+            for n in 0..Q {
+                let into = &mut into[n * value_dim..][..value_dim];
+                add_values::<_, 1>(lanes, head, start, (seen[n].0, seen[n].1.min(from)), &[weights[n]], into);
+            }
+            add_values::<_, Q>(lanes, head, start, (from, to), &weights, into);
+            for n in 0..Q {
+                let into = &mut into[n * value_dim..][..value_dim];
+                add_values::<_, 1>(lanes, head, start, (seen[n].0.max(to), seen[n].1), &[weights[n]], into);
             }
         }
         for (into, sum) in into.chunks_exact_mut(value_dim).zip(sum) {
@@ -188,28 +208,41 @@ wide! {
     }
 }
 
-/// `q · k` for the keys `start..start + 64`, sixteen keys side by side.
+/// `q · k` for the `16 · S` keys from panel `panel` of the block at `start` on, all side by side.
 #[inline(always)]
-fn products<const Q: usize>(
+fn products<L: Lanes, const Q: usize, const S: usize>(
+    lanes: L,
     queries: &[Query],
     head: &Head,
     start: usize,
-    end: usize,
+    panel: usize,
     into: &mut [[f32; BLOCK]; Q],
 ) {
-    for (sub, at) in (start..end.min(start + BLOCK)).step_by(KEYS).enumerate() {
-        let columns = head.keys(at);
-        let mut acc = [[0.0f32; KEYS]; Q];
-        for (i, column) in columns.iter().enumerate() {
-            for n in 0..Q {
-                let q = queries[n].values[i];
-                for l in 0..KEYS {
-                    acc[n][l] += q * column[l];
-                }
+    let columns: [&[[f32; KEYS]]; S] = std::array::from_fn(|s| head.keys(start + (panel + s) * KEYS));
+    let dim = columns[0].len();
+    let columns = columns.map(|columns| &columns[..dim]);
+    let queries: [&[f32]; Q] = std::array::from_fn(|n| &queries[n].values[..dim]);
+    let ahead = head.values_ahead(start);
+    let mut acc = [[lanes.splat(0.0); S]; Q];
+    for i in 0..dim {
+        let mut column = [lanes.splat(0.0); S];
+        for s in 0..S {
+            if Q <= FEW {
+                prefetch(ahead, ((panel + s) * dim + i) * KEYS);
             }
+            column[s] = lanes.load(&columns[s][i]);
         }
         for n in 0..Q {
-            into[n][sub * KEYS..][..KEYS].copy_from_slice(&acc[n]);
+            let q = lanes.splat(queries[n][i]);
+            for s in 0..S {
+                acc[n][s] = lanes.add_product(acc[n][s], q, column[s]);
+            }
+        }
+    }
+    for n in 0..Q {
+        let into = into[n].as_chunks_mut().0;
+        for s in 0..S {
+            lanes.store(acc[n][s], &mut into[panel + s]);
         }
     }
 }
@@ -256,11 +289,11 @@ fn weigh(
     *sum += fold(sums);
 }
 
-/// `into[n] += weights[n][k] · v_k` over the keys `from..to` of the block, sixteen columns side by side.
+/// `into[n] += weights[n][k] · v_k` over the keys `from..to` of the block, if there are any.
 #[inline(always)]
-fn values<const Q: usize>(
+fn add_values<L: Lanes, const Q: usize>(
+    lanes: L,
     head: &Head,
-    value_dim: usize,
     start: usize,
     (from, to): (usize, usize),
     weights: &[[f32; BLOCK]; Q],
@@ -270,30 +303,80 @@ fn values<const Q: usize>(
         return;
     }
     let rows = head.values(start + from, start + to);
-    let whole = value_dim / LANES * LANES;
-    for column in (0..whole).step_by(LANES) {
-        let mut acc = [[0.0f32; LANES]; Q];
-        for n in 0..Q {
-            acc[n].copy_from_slice(&into[n * value_dim + column..][..LANES]);
+    let weights: [&[f32]; Q] = std::array::from_fn(|n| &weights[n][from..to]);
+    let value_dim = into.len() / Q;
+    // As many sums at once as there are registers for: whole rows of values where the queries are few.
+    let mut column = 0;
+    let at_once = if Q > 4 {
+        2
+    } else if Q > 2 {
+        4
+    } else {
+        8
+    };
+    while column + at_once * LANES <= value_dim {
+        if Q > 4 {
+            columns::<_, Q, 2>(lanes, head, start + BLOCK, rows, value_dim, column, &weights, into);
+        } else if Q > 2 {
+            columns::<_, Q, 4>(lanes, head, start + BLOCK, rows, value_dim, column, &weights, into);
+        } else {
+            columns::<_, Q, 8>(lanes, head, start + BLOCK, rows, value_dim, column, &weights, into);
         }
-        for (k, row) in (from..to).zip(rows.chunks_exact(value_dim)) {
-            let v = &row[column..column + LANES];
-            for n in 0..Q {
-                let w = weights[n][k];
-                for l in 0..LANES {
-                    acc[n][l] += w * v[l];
-                }
-            }
-        }
-        for n in 0..Q {
-            into[n * value_dim + column..][..LANES].copy_from_slice(&acc[n]);
-        }
+        column += at_once * LANES;
     }
-    for (k, row) in (from..to).zip(rows.chunks_exact(value_dim)) {
+    while column + LANES <= value_dim {
+        columns::<_, Q, 1>(lanes, head, start + BLOCK, rows, value_dim, column, &weights, into);
+        column += LANES;
+    }
+    for (k, row) in rows.chunks_exact(value_dim).enumerate() {
         for n in 0..Q {
-            for column in whole..value_dim {
+            for column in column..value_dim {
                 into[n * value_dim + column] += weights[n][k] * row[column];
             }
+        }
+    }
+}
+
+/// [`add_values`] for the `16 · C` columns from `column` on, all side by side.
+#[inline(always)]
+fn columns<L: Lanes, const Q: usize, const C: usize>(
+    lanes: L,
+    head: &Head,
+    next: usize,
+    rows: &[f32],
+    value_dim: usize,
+    column: usize,
+    weights: &[&[f32]; Q],
+    into: &mut [f32],
+) {
+    let ahead = head.keys_ahead(next);
+    let mut acc = [[lanes.splat(0.0); C]; Q];
+    for n in 0..Q {
+        let into = into[n * value_dim + column..].as_chunks().0;
+        for c in 0..C {
+            acc[n][c] = lanes.load(&into[c]);
+        }
+    }
+    for (k, row) in rows.chunks_exact(value_dim).enumerate() {
+        let row: &[[f32; LANES]; C] = row[column..].as_chunks().0.first_chunk().expect("columns of a row");
+        let mut v = [lanes.splat(0.0); C];
+        for c in 0..C {
+            if Q <= FEW {
+                prefetch(ahead, k * value_dim + column + c * LANES);
+            }
+            v[c] = lanes.load(&row[c]);
+        }
+        for n in 0..Q {
+            let w = lanes.splat(weights[n][k]);
+            for c in 0..C {
+                acc[n][c] = lanes.add_product(acc[n][c], w, v[c]);
+            }
+        }
+    }
+    for n in 0..Q {
+        let into = into[n * value_dim + column..].as_chunks_mut().0;
+        for c in 0..C {
+            lanes.store(acc[n][c], &mut into[c]);
         }
     }
 }

@@ -47,6 +47,18 @@ impl Head {
         self.keys[at / KEYS * block..][..block].as_chunks().0
     }
 
+    /// The values from position `from` on, to be asked for before they are needed.
+    #[inline(always)]
+    pub fn values_ahead(&self, from: usize) -> &[f32] {
+        self.values.get(from * self.value_dim..).unwrap_or_default()
+    }
+
+    /// The same of the block of keys that starts at `at`.
+    #[inline(always)]
+    pub fn keys_ahead(&self, at: usize) -> &[f32] {
+        self.keys.get(at * self.key_dim..).unwrap_or_default()
+    }
+
     /// `[to - from, value_dim]`
     #[inline(always)]
     pub fn values(&self, from: usize, to: usize) -> &[f32] {

@@ -243,9 +243,16 @@ impl Matrix {
 
 /// The first value that is NaN or infinite. That there is none is found without a branch per value.
 fn not_finite(values: &[f32]) -> Option<usize> {
-    let largest = values.iter().fold(0i32, |m, v| m.max((v.to_bits() & 0x7FFF_FFFF) as i32));
-    let all = largest < f32::INFINITY.to_bits() as i32;
-    if all { None } else { values.iter().position(|v| !v.is_finite()) }
+    // 0 · v is ±0 for a finite v and NaN for any other, and NaN stays in a sum.
+    let (whole, rest) = values.as_chunks::<16>();
+    let mut sums = [0f32; 16];
+    for values in whole {
+        for (sum, v) in sums.iter_mut().zip(values) {
+            *sum += 0.0 * v;
+        }
+    }
+    let sum: f32 = sums.iter().sum::<f32>() + rest.iter().map(|v| 0.0 * v).sum::<f32>();
+    if sum == 0.0 { None } else { values.iter().position(|v| !v.is_finite()) }
 }
 
 impl std::fmt::Debug for Matrix {

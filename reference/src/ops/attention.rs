@@ -1,8 +1,9 @@
 //! Attention in three ops, each with a site of its own: scores, probabilities, context.
 
 use super::{Tensor, rows};
+use crate::products;
 use crate::sum::sum;
-use ndarray::{Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Axis};
+use ndarray::{Array2, Array3, ArrayView3, Axis};
 use rayon::prelude::*;
 
 /// How far back, or forward, a token may look.
@@ -64,40 +65,23 @@ pub fn attn_scores(q: &Tensor, k: &Tensor, scale: f64, softcap: Option<f64>) -> 
     let (tokens, all) = q.dim();
     assert_eq!(all % head_dim, 0, "attn_scores: row length of q against head_dim of k");
     let num_heads = all / head_dim;
-    let q = q.into_shape_with_order((tokens, num_heads, head_dim)).expect("attn_scores: rows in order");
     assert_eq!(num_heads % kv_heads, 0, "attn_scores: heads against kv_heads");
     let group = num_heads / kv_heads;
+    let k = k.as_slice().expect("attn_scores: keys in order");
     let mut s = Array3::zeros((num_heads, tokens, keys));
     s.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(h, mut s)| {
-        for t in 0..tokens {
-            let q = q.index_axis_move(Axis(0), t);
-            let k = k.index_axis_move(Axis(1), h / group);
-            for first in (0..keys).step_by(SIDE_BY_SIDE) {
-                for (j, dot) in (first..keys).zip(dots(q.row(h), k, first)) {
-                    let score = scale * dot;
-                    s[[t, j]] = softcap.map_or(score, |cap| cap * libm::tanh(score / cap));
-                }
+        let k = &k[h / group * head_dim..];
+        for (q, mut s) in q.rows().into_iter().zip(s.rows_mut()) {
+            let q: Vec<f64> = q.iter().skip(h * head_dim).take(head_dim).map(|&q| f64::from(q)).collect();
+            let scores = s.as_slice_mut().expect("attn_scores: rows in order");
+            products::dots(&q, k, kv_heads * head_dim, scores);
+            for score in scores {
+                *score *= scale;
+                *score = softcap.map_or(*score, |cap| cap * libm::tanh(*score / cap));
             }
         }
     });
     s
-}
-
-/// Keys whose products with a query run side by side. Each sum still adds in its own order.
-const SIDE_BY_SIDE: usize = 8;
-
-/// `Σ_d q[d] · k[j, d]` of the eight keys from `first` on; what stands behind the last key means nothing.
-fn dots(q: ArrayView1<f32>, k: ArrayView2<f32>, first: usize) -> [f64; SIDE_BY_SIDE] {
-    let q = q.to_slice().expect("attn_scores: queries in order");
-    let row = |j: usize| k.index_axis_move(Axis(0), j.min(k.nrows() - 1)).to_slice().expect("keys in order");
-    let rows: [&[f32]; SIDE_BY_SIDE] = std::array::from_fn(|j| &row(first + j)[..q.len()]);
-    let mut sums = [0.0; SIDE_BY_SIDE];
-    for (d, &q) in q.iter().enumerate() {
-        for j in 0..SIDE_BY_SIDE {
-            sums[j] += f64::from(q) * f64::from(rows[j][d]);
-        }
-    }
-    sums
 }
 
 /// Softmax of the scores that the mask lets through; 0 where it does not.
@@ -115,17 +99,21 @@ pub fn attn_probs(scores: &Tensor, mask: Mask, sinks: Option<&[f32]>) -> Array3<
         assert_eq!(sinks.len(), num_heads, "attn_probs: sinks against heads");
     }
     let mut p = Array3::zeros((num_heads, tokens, keys));
-    for h in 0..num_heads {
+    p.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(h, mut p)| {
         let sink = sinks.map(|s| f64::from(s[h]));
         for t in 0..tokens {
-            let seen = || (0..keys).filter(|&j| mask.sees(t, j)).map(|j| (j, f64::from(scores[[h, t, j]])));
-            let largest = seen().map(|(_, s)| s).chain(sink).fold(f64::NEG_INFINITY, f64::max);
-            let total = sum(seen().map(|(_, s)| s).chain(sink).map(|s| libm::exp(s - largest)));
-            for (j, s) in seen() {
-                p[[h, t, j]] = libm::exp(s - largest) / total;
+            let seen = || (0..keys).filter(|&j| mask.sees(t, j));
+            let score = |j: usize| f64::from(scores[[h, t, j]]);
+            let largest = seen().map(score).chain(sink).fold(f64::NEG_INFINITY, f64::max);
+            for j in seen() {
+                p[[t, j]] = libm::exp(score(j) - largest);
+            }
+            let total = sum(seen().map(|j| p[[t, j]]).chain(sink.map(|s| libm::exp(s - largest))));
+            for j in seen() {
+                p[[t, j]] /= total;
             }
         }
-    }
+    });
     p
 }
 
@@ -153,9 +141,7 @@ pub fn attn_ctx(probs: &Tensor, v: &Tensor) -> Array2<f64> {
                 let p = f64::from(probs[[h, t, j]]);
                 let v = v.row(j);
                 let v = &v.to_slice().expect("attn_ctx: rows in order")[h / group * dim..][..dim];
-                for i in 0..dim {
-                    ctx[i] += p * f64::from(v[i]);
-                }
+                products::add_scaled(ctx, p, v);
             }
         }
     });

@@ -38,7 +38,7 @@ pub fn linear(x: ArrayView2<f32>, w: &Linear) -> Result<Array2<f64>, NonFinite> 
             }
             let y = y.as_slice_mut().expect("linear: outputs in order");
             if let Some(x) = &one {
-                dots(x, decoded, y);
+                dots(x, decoded, inner, y);
             } else {
                 wide.clear();
                 wide.extend(decoded.iter().map(|&w| f64::from(w)));
@@ -52,7 +52,25 @@ pub fn linear(x: ArrayView2<f32>, w: &Linear) -> Result<Array2<f64>, NonFinite> 
             Ok(())
         },
     )?;
-    Ok(by_output.reversed_axes().as_standard_layout().into_owned())
+    Ok(turned(&by_output))
+}
+
+/// `y[t, o] = by_output[o, t]`
+fn turned(by_output: &Array2<f64>) -> Array2<f64> {
+    /// Rows that are filled at a time: their lines stay in the first-level cache until they are full.
+    const ROWS: usize = 8;
+    let (out, tokens) = by_output.dim();
+    let from = by_output.as_slice().expect("linear: outputs in order");
+    let mut y = vec![0.0; tokens * out];
+    y.par_chunks_mut((ROWS * out).max(1)).enumerate().for_each(|(part, y)| {
+        let count = y.len() / out;
+        for (o, sums) in from.chunks_exact(tokens).enumerate() {
+            for (t, sum) in sums[part * ROWS..][..count].iter().enumerate() {
+                y[t * out + o] = *sum;
+            }
+        }
+    });
+    Array2::from_shape_vec((tokens, out), y).expect("linear: one value an output")
 }
 
 #[cfg(test)]
