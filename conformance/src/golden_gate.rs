@@ -149,8 +149,7 @@ pub fn passes_of(dump: &Dump) -> Vec<Pass> {
 /// Values of a run, by pass and site.
 pub type Taps = BTreeMap<(String, Site), Tensor>;
 
-/// Every value of the reference over these passes.
-pub(crate) fn run(model: &Model, passes: &[Pass]) -> Result<Taps, NonFinite> {
+fn run(model: &Model, passes: &[Pass]) -> Result<Taps, NonFinite> {
     let (mut ops, mut state) = (Record::default(), model.fresh());
     let mut taps = Taps::new();
     for pass in passes {
