@@ -11,6 +11,7 @@ mod repeat;
 mod result;
 mod run;
 mod sites;
+mod whole;
 
 pub use baseline::{Baseline, Worse};
 pub use budget::{LayerBudget, Part};
@@ -20,6 +21,7 @@ pub use repeat::{Changed, Repeat, Tile};
 pub use result::{
     FirstFailure, Flip, LogitsResult, PackageResult, Position, ReferenceResult, Span, WorstSite,
 };
+pub use whole::whole_numbers;
 
 use crate::contract::Contract;
 use crate::draft::Pair;

@@ -218,6 +218,15 @@ pub struct Position {
 }
 
 impl PackageResult {
+    /// Takes what the reference was held to, and its verdict where that is worse.
+    pub fn hold(&mut self, reference: ReferenceResult) {
+        self.verdict = self.verdict.max(reference.verdict);
+        if self.reason.is_none() {
+            self.reason.clone_from(&reference.reason);
+        }
+        self.reference = reference;
+    }
+
     /// Before anything is known.
     pub(super) fn blank(package: &str, subject: String, options: &Options, repro: String) -> Self {
         Self {
