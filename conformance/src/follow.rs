@@ -3,10 +3,11 @@
 //! So every site shows the error that the subject made there, and not what it inherited.
 
 use crate::contract::{Contract, Product, decoded_image};
+use crate::edits::Wrong;
 use crate::extract::{FailedOp, described};
 use crate::judge::{Budget, SiteResult, Verdict, judge, rows_and_columns};
 use crate::mutants::History;
-use crate::mutants::explain::{Explanation, Hidden, explain, explain_attention};
+use crate::mutants::explain::{Explanation, Hidden, explain, explain_attention, floored};
 use crate::routing;
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use rayon::prelude::*;
@@ -69,6 +70,8 @@ pub struct Follow<'a> {
     pub failed: Option<FailedOp>,
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
+    /// The first failure itself.
+    pub wrong: Option<Wrong>,
     /// What the subject computed so far, or the reference where it does not show it.
     history: History,
     error: Option<NonFinite>,
@@ -103,6 +106,7 @@ impl<'a> Follow<'a> {
             extract: false,
             failed: None,
             explanation: None,
+            wrong: None,
             history: History::new(),
             error: None,
         }
@@ -209,6 +213,14 @@ impl<'a> Follow<'a> {
                 Some(hidden) => explain_attention(hidden, at, call, subject, contract, history),
                 None => explain(at, call, subject, contract, history),
             };
+            if missing_rows(subject, expected) == 0 {
+                self.wrong = Some(Wrong {
+                    at,
+                    subject: subject.clone(),
+                    honest: expected.r.mapv(|v| v as f32).into_shared(),
+                    spread: floored(expected),
+                });
+            }
             if self.extract {
                 self.failed = Some(FailedOp {
                     tap: name,

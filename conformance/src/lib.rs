@@ -29,6 +29,7 @@ pub mod contract;
 pub mod cost;
 pub mod draft;
 pub mod dumping;
+pub mod edits;
 pub mod emulate;
 pub mod extract;
 pub mod follow;

@@ -62,6 +62,11 @@ impl OpSubject<'_> {
         }
     }
 
+    /// Why it has no answer to a call, where that is known.
+    fn why_not(&self, call: &Call<Tensor>) -> Option<&'static str> {
+        matches!(self, OpSubject::Npu(_)).then(|| host::why_not(call)).flatten()
+    }
+
     /// Its result of a call.
     pub fn run(&mut self, at: Site, call: &Call<Tensor>) -> Given {
         match self {
@@ -155,7 +160,9 @@ pub fn check(case: &Case, subject: &mut OpSubject, options: &Options) -> CaseRes
         repro: None,
     };
     match first {
-        Outcome::NotSupported => result.pattern = Some("the subject has no such op".into()),
+        Outcome::NotSupported(why) => {
+            result.pattern = Some(why.unwrap_or(NO_SUCH_OP).into());
+        }
         Outcome::Stopped(reason) => {
             (result.verdict, result.pattern) = (Verdict::Crashed, Some(reason));
             result.repro = Some(repro(case, &case.dims, options));
@@ -179,9 +186,12 @@ pub fn check(case: &Case, subject: &mut OpSubject, options: &Options) -> CaseRes
     result
 }
 
+/// What is said of a case whose op a subject does not have.
+const NO_SUCH_OP: &str = "the subject has no such op";
+
 enum Outcome {
     Judged(Box<SiteResult>),
-    NotSupported,
+    NotSupported(Option<&'static str>),
     Stopped(String),
 }
 
@@ -193,7 +203,7 @@ fn run(
     why: Option<&mut Option<Explanation>>,
 ) -> Outcome {
     let setting = Setting { suite: case.suite, product: options.contract.linear };
-    let (mut outcome, mut why) = (Outcome::NotSupported, why);
+    let (mut outcome, mut why) = (Outcome::NotSupported(None), why);
     let mut inside = Inside::default();
     let mut hidden = None;
     subject.begin();
@@ -209,6 +219,9 @@ fn run(
             Given::Values(value) => value,
             Given::NotSupported => {
                 Hidden::note(&mut hidden, at, &bounded);
+                if let Outcome::NotSupported(reason) = &mut outcome {
+                    *reason = subject.why_not(call);
+                }
                 inside.add(&expected);
                 return;
             }

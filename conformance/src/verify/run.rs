@@ -121,6 +121,15 @@ pub(super) fn once(
     dump: Option<OpenedDump>,
     passes: &[Pass],
 ) -> Result<(Ran, Vec<Site>), SubjectError> {
+    if let Some(selection) = options.mutate
+        && let Some(edit) = selection.edit
+    {
+        let edited = loaded.sources.as_ref().and_then(|sources| sources.edited_model(edit));
+        // An edit of the draft alone leaves the model as it is.
+        let model = edited.as_ref().map_or(&loaded.model, |(_, model, _)| model);
+        let mut subject = MutantSubject::new(model, options.contract, selection);
+        return Ok((run(&mut subject, passes)?, vec![]));
+    }
     match options.mutate.filter(|selection| selection.fault.is_none()) {
         Some(selection) => {
             let mut subject = MutantSubject::new(&loaded.model, options.contract, selection);
