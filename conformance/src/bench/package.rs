@@ -141,6 +141,7 @@ pub fn run(
         Arm::Npu(engine, switches) => {
             let mut npu = Npu::init(&loaded.config, &loaded.weights, engine, switches)?;
             npu.warm_up()?;
+            npu.extend_context(prompt.len() + steps)?;
             Some(npu)
         }
     };
