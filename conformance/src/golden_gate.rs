@@ -149,7 +149,8 @@ pub fn passes_of(dump: &Dump) -> Vec<Pass> {
 /// Values of a run, by pass and site.
 pub type Taps = BTreeMap<(String, Site), Tensor>;
 
-fn run(model: &Model, passes: &[Pass]) -> Result<Taps, NonFinite> {
+/// Every value of the reference over these passes.
+pub(crate) fn run(model: &Model, passes: &[Pass]) -> Result<Taps, NonFinite> {
     let (mut ops, mut state) = (Record::default(), model.fresh());
     let mut taps = Taps::new();
     for pass in passes {

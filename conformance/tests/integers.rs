@@ -6,7 +6,7 @@ use conformance::judge::Verdict;
 use conformance::mutants::Selection;
 use conformance::passes::Pass;
 use conformance::subject::SubjectSpec;
-use conformance::verify::{Loaded, Options, PackageResult, verify};
+use conformance::verify::{Loaded, Options, PackageResult, verify, whole_numbers};
 use fixtures::integers::{self, Trace};
 use reference::Model;
 use spec::{Config, Site, Weights};
@@ -20,7 +20,19 @@ fn loaded(name: &str) -> (Loaded, integers::Integers) {
     let weights = Weights::load(&config, &model.seeded).unwrap();
     let reference = Model::new(config.clone(), weights.clone());
     let name = name.to_string();
-    (Loaded { name, config, weights, model: reference, golden: None, topk: None, draft: None }, model)
+    (
+        Loaded {
+            name,
+            config,
+            weights,
+            model: reference,
+            golden: None,
+            topk: None,
+            draft: None,
+            sources: None,
+        },
+        model,
+    )
 }
 
 /// Every value of a subject against the trace; the sites that were compared.
@@ -129,6 +141,25 @@ fn a_limit_of_zero_fails_mistakes_of_structure() {
     }
 }
 
+// One whole number of 2784 more at one site, and the reference is what is broken.
+#[test]
+fn the_reference_is_held_to_them_first() {
+    let (package, model) = loaded("integer-layer");
+    let prompt = &model.seeded.prompt;
+    let (ids, mut trace) = model.run(prompt, 4).unwrap();
+    let held = whole_numbers(&package.model, &ids, prompt.len(), &trace).unwrap();
+    assert_eq!((held.verdict, held.argmax_equal), (Verdict::Passed, Some((29, 29))));
+    let value = &mut trace.sites.get_mut("layers.0.out").unwrap()[26][7];
+    *value += 1.0;
+    let expected = format!("value 7 is {} and not {value}", *value - 1.0);
+    let held = whole_numbers(&package.model, &ids, prompt.len(), &trace).unwrap();
+    assert_eq!(held.verdict, Verdict::Broken);
+    assert_eq!(
+        held.reason.unwrap(),
+        format!("reference and whole numbers differ at step2.layers.0.out: {expected}")
+    );
+}
+
 fn karat(args: &[&str]) -> (i32, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_karat")).args(args).env("NO_COLOR", "1").output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -139,7 +170,7 @@ fn karat(args: &[&str]) -> (i32, String) {
 #[test]
 fn verify_judges_them_at_zero() {
     let (code, text) = karat(&["verify", "integer-model", "--subject", "npu:w4a8"]);
-    assert!(code == 0 && text.contains("PASSED"), "{text}");
+    assert!(code == 0 && text.contains("reference  PASSED · golden whole numbers in i64"), "{text}");
     let mutated = ["verify", "integer-model", "--mutate", "attn-gqa-map:mod@layers.1.attn_ctx"];
     let (code, text) = karat(&mutated);
     assert!(code == 1 && text.contains("FAILED"), "{text}");

@@ -13,7 +13,9 @@ use crate::mutants::Selection;
 use crate::report::{self, Beside, Mutation};
 use crate::subject::library::declared;
 use crate::subject::{SubjectError, SubjectSpec};
-use crate::verify::{Baseline, Loaded, Options, PackageResult, VerifyError, one_at_a_time, verify};
+use crate::verify::{
+    Baseline, Loaded, Options, PackageResult, VerifyError, one_at_a_time, verify, whole_numbers,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::{Path, PathBuf};
 
@@ -29,8 +31,9 @@ pub struct Args {
     /// What is under test: npu, npu:int8, npu:f32, ..., reference, dump:DIR, cmd:"PROGRAM ARGS", lib:FILE.
     #[arg(long, value_name = "SPEC", default_value = "npu")]
     subject: String,
-    /// The number formats to judge it under, instead of those that it declares: a name, a JSON file, or `exact`:
-    /// nothing may differ from the reference (the models integer-layer and integer-model are judged so anyway).
+    /// The number formats to judge it under, instead of those that it declares: a name, a TOML or JSON file, or
+    /// `exact`: nothing may differ from the reference (the models integer-layer and integer-model are judged so
+    /// anyway).
     #[arg(long, value_name = "NAME|FILE")]
     contract: Option<String>,
     /// Prompts as token ids, one a line.
@@ -147,9 +150,10 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         for (n, prompt) in prompts.iter().enumerate() {
             // A model of whole numbers is judged at zero wherever nothing rounds.
             let traced = whole.as_ref().filter(|_| args.contract.is_none());
-            let traced = traced.map(|model| model.run(prompt, args.tokens).map(|_| Contract::exact()));
+            let traced = traced.map(|model| model.run(prompt, args.tokens));
+            let zero = Contract::exact();
             let options = match &traced {
-                Some(Ok(exact)) => Options { contract: exact, ..options },
+                Some(Ok(_)) => Options { contract: &zero, ..options },
                 _ => Options { ..options },
             };
             let found = match one_at_a_time(&loaded, prompt, &options, |site| again(args, site)) {
@@ -168,6 +172,11 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
                 if seeded && result.reason.is_none() {
                     result.reason =
                         Some(format!("no prompt and no golden: ran on the seeded ids {prompt:?}"));
+                }
+                if let Some(Ok((ids, trace))) = &traced {
+                    let held = whole_numbers(&loaded.model, ids, prompt.len(), trace);
+                    result
+                        .hold(held.map_err(|source| VerifyError::Weights { package: name.clone(), source })?);
                 }
                 if let Some(Err(why)) = &traced {
                     result

@@ -3,6 +3,7 @@
 use super::{Baseline, LayerBudget, Options, Repeat};
 use crate::cost::CostPerToken;
 use crate::draft::passes::LoopResult;
+use crate::edits::AsIf;
 use crate::extract::FailedOp;
 use crate::judge::{Mismatch, SiteResult, Verdict};
 use crate::mutants::explain::Explanation;
@@ -168,6 +169,9 @@ pub struct PackageResult {
     /// What it computes instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explanation: Option<Explanation>,
+    /// Which edit of the package the first wrong site agrees with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub as_if: Option<AsIf>,
     /// Costs of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<CostPerToken>,
@@ -214,6 +218,15 @@ pub struct Position {
 }
 
 impl PackageResult {
+    /// Takes what the reference was held to, and its verdict where that is worse.
+    pub fn hold(&mut self, reference: ReferenceResult) {
+        self.verdict = self.verdict.max(reference.verdict);
+        if self.reason.is_none() {
+            self.reason.clone_from(&reference.reason);
+        }
+        self.reference = reference;
+    }
+
     /// Before anything is known.
     pub(super) fn blank(package: &str, subject: String, options: &Options, repro: String) -> Self {
         Self {
@@ -234,6 +247,7 @@ impl PackageResult {
             notes: Vec::new(),
             first_failure: None,
             explanation: None,
+            as_if: None,
             cost: None,
             repeat: None,
             baseline: None,
@@ -270,7 +284,7 @@ impl PackageResult {
                 element: site.first_wrong,
                 pattern: site.pattern.clone(),
             });
-            self.explanation = None;
+            (self.explanation, self.as_if) = (None, None);
         }
     }
 
