@@ -76,18 +76,23 @@ pub fn write(loaded: &Loaded, model_hash: &str, run: &Run, target: &Path) -> Res
             None => Ok(BTreeMap::new()),
         };
         let sigmas = sigmas.map_err(|error| failed(error.into()))?;
-        let mut sites: Vec<_> = taps.iter().collect();
-        sites.sort_by_key(|(site, _)| flow_order(site));
-        for (site, tensor) in sites {
+        let mut sites: Vec<_> = taps.sites().collect();
+        sites.sort_by_key(|site| flow_order(site));
+        for site in sites {
             let name = format!("{}.{site}", pass.name);
-            if run.sites.is_none_or(|glob| matches(glob, &name)) {
+            if run.sites.is_none_or(|glob| matches(glob, &name))
+                && let Some(tensor) = taps.get(site)
+            {
                 let values: Vec<f32> = tensor.iter().copied().collect();
                 writer.tap(&name, site.info().axes, tensor.shape(), &values)?;
                 sigmas.get(site).into_iter().for_each(|sigma| writer.sigma(*sigma));
                 count += 1;
             }
         }
-        let logits = &taps[&Site::model("logits")];
+        let Some(logits) = taps.get(&Site::model("logits")) else {
+            let why = format!("{} has no logits, and the next token comes from them", pass.name);
+            return Err(failed(SubjectError::NotSupported(why)));
+        };
         let vocab = loaded.config.vocab_size();
         let last: Vec<f32> = logits.iter().copied().skip(logits.len() - vocab).collect();
         let next = argmax(&last) as u32;

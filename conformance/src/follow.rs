@@ -3,24 +3,22 @@
 //! So every site shows the error that the subject made there, and not what it inherited.
 
 use crate::contract::{Contract, Product, decoded_image};
+use crate::edits::Wrong;
 use crate::extract::{FailedOp, described};
 use crate::judge::{Budget, SiteResult, Verdict, judge, rows_and_columns};
 use crate::mutants::History;
-use crate::mutants::explain::{Explanation, Hidden, explain, explain_attention};
+use crate::mutants::explain::{Explanation, Hidden, explain, explain_attention, floored};
 use crate::routing;
 use crate::variance::{Bounded, Expected, Truth, expect, poisoned};
 use rayon::prelude::*;
 use reference::{Call, Ops, Tensor};
 use spec::families::Linear;
 use spec::{NonFinite, Site};
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 
 /// Rows of an image that are compared at a time, so that no whole matrix is held decoded.
 const IMAGE_ROWS: usize = 256;
 
-/// The values of a subject in one pass.
-pub type PassTaps = BTreeMap<Site, Tensor>;
+pub use crate::taps::PassTaps;
 
 /// A subject's own image of the weights behind a site.
 pub struct Imaged {
@@ -72,6 +70,8 @@ pub struct Follow<'a> {
     pub failed: Option<FailedOp>,
     /// Why the first failure failed.
     pub explanation: Option<Explanation>,
+    /// The first failure itself.
+    pub wrong: Option<Wrong>,
     /// What the subject computed so far, or the reference where it does not show it.
     history: History,
     error: Option<NonFinite>,
@@ -106,6 +106,7 @@ impl<'a> Follow<'a> {
             extract: false,
             failed: None,
             explanation: None,
+            wrong: None,
             history: History::new(),
             error: None,
         }
@@ -168,7 +169,7 @@ impl<'a> Follow<'a> {
 
     /// Keeps the steps of attention that the subject does not show.
     fn note_hidden(&mut self, at: Site, call: &Call<Bounded>) {
-        if self.taps.contains_key(&at) {
+        if self.taps.contains(&at) {
             return;
         }
         Hidden::note(&mut self.hidden, at, call);
@@ -212,6 +213,14 @@ impl<'a> Follow<'a> {
                 Some(hidden) => explain_attention(hidden, at, call, subject, contract, history),
                 None => explain(at, call, subject, contract, history),
             };
+            if missing_rows(subject, expected) == 0 {
+                self.wrong = Some(Wrong {
+                    at,
+                    subject: subject.clone(),
+                    honest: expected.r.mapv(|v| v as f32).into_shared(),
+                    spread: floored(expected),
+                });
+            }
             if self.extract {
                 self.failed = Some(FailedOp {
                     tap: name,
@@ -273,15 +282,15 @@ impl Ops for Follow<'_> {
 
 /// The subject's value with the axes of the site: an axis of length 1 behind the first does not count. (A norm over a
 /// model's only key head is `[tokens, 1, head_dim]` in one program and `[tokens, head_dim]` in another.)
-fn with_axes_of<'t>(subject: &'t Tensor, wanted: &[usize]) -> Cow<'t, Tensor> {
+fn with_axes_of(subject: Tensor, wanted: &[usize]) -> Tensor {
     let longer = |shape: &[usize]| shape.iter().skip(1).copied().filter(|n| *n != 1).collect::<Vec<_>>();
     let found = subject.shape();
     if found.len() == wanted.len() || found.is_empty() || wanted.is_empty() || longer(found) != longer(wanted)
     {
-        return Cow::Borrowed(subject);
+        return subject;
     }
     let shape: Vec<usize> = found[..1].iter().chain(&wanted[1..]).copied().collect();
-    Cow::Owned(subject.to_shape(shape).expect("as many values").into_owned().into_shared())
+    subject.to_shape(shape).expect("as many values").into_owned().into_shared()
 }
 
 /// Whether the subject's value has the shape of the site, or that of its last rows; never of none.
@@ -313,12 +322,12 @@ fn continued(subject: &Tensor, expected: Expected) -> Bounded {
     Bounded { value: value.into_shared(), variance: Some(variance.into_shared()) }
 }
 
-/// How many tests a run over these taps makes.
-pub fn budget<'t>(taps: impl IntoIterator<Item = (Site, &'t Tensor)>) -> Budget {
+/// How many tests a run over taps of these shapes makes.
+pub fn budget<'t>(taps: impl IntoIterator<Item = (Site, &'t [usize])>) -> Budget {
     let mut budget = Budget { elements: 0, groups: 0 };
-    for (site, tensor) in taps {
-        let (rows, columns) = rows_and_columns(site.name, tensor.shape());
-        budget.elements += tensor.len();
+    for (site, shape) in taps {
+        let (rows, columns) = rows_and_columns(site.name, shape);
+        budget.elements += shape.iter().product::<usize>();
         budget.groups += 1 + rows + columns + rows.div_ceil(16) * columns.div_ceil(32);
     }
     budget

@@ -144,20 +144,45 @@ impl Comparison {
     }
 }
 
-/// Compares two dumps, or the dumps of equal names in two directories.
+/// Compares two dumps, or the dumps of equal names in two directories, or a dump with the only one in a directory.
 pub fn compare(old: &Source, new: &Source, force: bool) -> Result<Comparison, CliError> {
     let options = DiffOptions { force, ..DiffOptions::default() };
     let (olds, news) = (old.dumps()?, new.dumps()?);
     if olds.is_empty() && news.is_empty() {
         return Err(CliError::Usage(format!("{}: no dump there", old.path().display())));
     }
-    let mut pairs = Vec::new();
-    for name in olds.iter().filter(|name| news.contains(name)) {
-        let open = |source: &Source| Dump::open(source.path().join(name));
-        let (old, new) = (open(old)?, open(new)?);
+    let pair = |old_name: &str, new_name: &str| -> Result<Compared, CliError> {
+        let (old, new) = (Dump::open(old.path().join(old_name))?, Dump::open(new.path().join(new_name))?);
         old.verify_hashes()?;
         new.verify_hashes()?;
-        pairs.push(Compared { dump: name.clone(), diff: golden::diff(&old, &new, &options)? });
+        let dump = if old_name.is_empty() { new_name } else { old_name };
+        Ok(Compared { dump: dump.to_string(), diff: golden::diff(&old, &new, &options)? })
+    };
+    // A dump has no name beside itself; of a directory of them it is the other side of the only one.
+    let one = |names: &[String]| names.len() == 1 && names[0].is_empty();
+    if one(&olds) != one(&news) {
+        let (single, several, names) = if one(&olds) { (old, new, &news) } else { (new, old, &olds) };
+        if names.len() != 1 {
+            return Err(CliError::Usage(format!(
+                "{} is one dump, and {} holds {}: name the one to compare ({})",
+                single.path().display(),
+                several.path().display(),
+                names.len(),
+                names.join(", ")
+            )));
+        }
+        let pairs = vec![pair(&olds[0], &news[0])?];
+        return Ok(Comparison {
+            pairs,
+            only_old: vec![],
+            only_new: vec![],
+            survivors: vec![],
+            repro: repro(),
+        });
+    }
+    let mut pairs = Vec::new();
+    for name in olds.iter().filter(|name| news.contains(name)) {
+        pairs.push(pair(name, name)?);
     }
     let only = |a: &[String], b: &[String]| a.iter().filter(|name| !b.contains(name)).cloned().collect();
     let (only_old, only_new) = (only(&olds, &news), only(&news, &olds));

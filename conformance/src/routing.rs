@@ -197,7 +197,7 @@ impl Ops for Rerouted<'_> {
         };
         let mut value = expected.r.mapv(|v| v as f32).into_shared();
         if let Some(subject) = self.taps.get(&at)
-            && let Some(choices) = compare(&format!("{}.{at}", self.pass), &call, &value, subject)
+            && let Some(choices) = compare(&format!("{}.{at}", self.pass), &call, &value, &subject)
         {
             value = choices.followed;
             self.swaps.extend(choices.swaps);

@@ -248,6 +248,15 @@ fn dump_writes_whole_or_not_at_all_and_verify_reads_it_back() {
     let (code, _, error) = karat(&args);
     assert_ne!(code, 0, "{error}");
     assert!(first.join("manifest.json").is_file());
+    // Of two dumps in a directory one must be named; the only one need not be.
+    let one = first.to_str().unwrap();
+    let (code, _, error) = karat(&["diff", out_name, one]);
+    assert!(code == 2 && error.contains("holds 2: name the one to compare (0, 1)"), "{error}");
+    fs::remove_dir_all(out.join("1")).unwrap();
+    for sides in [[out_name, one], [one, out_name]] {
+        let (code, text, error) = karat(&[&["diff"], &sides[..]].concat());
+        assert!(code == 0 && text.starts_with("IDENTICAL"), "{text}{error}");
+    }
 }
 
 #[test]

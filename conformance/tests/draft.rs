@@ -240,6 +240,44 @@ fn a_device_mutant_is_seen_in_the_draft() {
 }
 
 /// The walk's counts of one prompt, as JSON has them.
+/// The loop around the oracle's pair with each mistake that can be made in it: seen, and named from its walk.
+#[test]
+fn mistakes_of_the_loop_are_seen_and_named() {
+    for (mistake, said) in [
+        ("spec-accept", "leaves the subject's own greedy text"),
+        ("spec-accept:shifted", "counts 0 accepted of 3"),
+        ("spec-accept:bonus", "pass 0 counts 4 accepted of 3, though its proposals and the text give 3"),
+        ("spec-accept:index", "the loop"),
+        ("spec-rollback", "the loop"),
+        ("spec-stop-token", "leaves the subject's own greedy text"),
+    ] {
+        let (code, out, err) = karat(&["verify", "dflash", "--mutate", mistake]);
+        assert_eq!(code, 1, "{mistake}: {out}{err}");
+        let line = out.lines().find(|line| line.starts_with("  draft ")).unwrap();
+        assert!(line.contains("FAILED") && line.contains(said), "{mistake}: {line}");
+        let named = line.split("walks as with ").nth(1).unwrap_or_else(|| panic!("{mistake}: {line}"));
+        assert!(named.split(" or ").any(|name| name.trim() == mistake), "{mistake}: {line}");
+    }
+    let (code, _, err) = karat(&["verify", "llama", "--mutate", "spec-rollback"]);
+    assert!(code == 2 && err.contains("it needs a pass that rejects"), "{code}: {err}");
+}
+
+/// A wrong op of a draft is written as a case that stands alone, like one of a model.
+#[test]
+fn a_failing_op_of_a_draft_is_extracted() {
+    let dir = TempDir::new().unwrap();
+    let case = dir.path().join("case");
+    let to = case.display().to_string();
+    let (code, out, err) =
+        karat(&["verify", "dflash", "--mutate", "spec-aux-norm-missing", "--extract", &to]);
+    assert_eq!(code, 1, "{out}{err}");
+    let json: Value =
+        serde_json::from_str(&std::fs::read_to_string(case.join("case.json")).unwrap()).unwrap();
+    assert_eq!((&json["op"], &json["tap"]), (&json!("rms_norm"), &json!("pass0.ctx")));
+    // The mistake of the norm that comes last in a model is the same one here.
+    assert_eq!(json["computes"]["mutant"], "norm-final-missing");
+}
+
 fn walked(arguments: &[&str]) -> Value {
     let (code, out, err) = karat(&[&["draft", "--format", "json"], arguments].concat());
     assert_eq!(code, 0, "{err}");

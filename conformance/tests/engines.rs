@@ -23,7 +23,10 @@ fn loaded(name: &str) -> (Loaded, Vec<u32>) {
     let weights = Weights::load(&config, package.tensors()).unwrap();
     let model = Model::new(config.clone(), weights.clone());
     let name = name.to_string();
-    (Loaded { name, config, weights, model, golden: Some(golden), topk: None, draft: None }, prompt)
+    (
+        Loaded { name, config, weights, model, golden: Some(golden), topk: None, draft: None, sources: None },
+        prompt,
+    )
 }
 
 fn run((package, prompt): &(Loaded, Vec<u32>), subject: &str) -> PackageResult {
@@ -76,7 +79,16 @@ fn a_long_rope_beyond_its_original_context() {
     let name = model.name.clone();
     let prompt = model.prompt.clone();
     assert!(prompt.len() > 16);
-    let package = Loaded { name, config, weights, model: reference, golden: None, topk: None, draft: None };
+    let package = Loaded {
+        name,
+        config,
+        weights,
+        model: reference,
+        golden: None,
+        topk: None,
+        draft: None,
+        sources: None,
+    };
     let result = run(&(package, prompt), "npu:int8");
     assert_eq!(result.exit_code(), 0, "{:?}", result.first_failure.map(|failure| failure.site));
 }
@@ -104,7 +116,7 @@ fn an_image_of_another_expert_is_named() {
     };
     let wrong = |images: &[Imaged]| -> Vec<String> {
         let all = |_: &str| true;
-        let of = budget(taps.iter().map(|(site, tensor)| (*site, tensor)));
+        let of = budget(taps.shapes());
         let mut follow = Follow::new(&contract, of, View::Own, "prefill", &taps, &all, false);
         follow.images = images;
         package.model.pass(&mut follow, &mut package.model.fresh::<Bounded>(), &prompt);

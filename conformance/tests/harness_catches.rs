@@ -17,7 +17,16 @@ fn loaded(name: &str, config: &serde_json::Map<String, serde_json::Value>, tenso
     let config = Config::parse(config, &[]).unwrap().config;
     let weights = Weights::load(&config, tensors).unwrap();
     let model = Model::new(config.clone(), weights.clone());
-    Loaded { name: name.to_string(), config, weights, model, golden: None, topk: None, draft: None }
+    Loaded {
+        name: name.to_string(),
+        config,
+        weights,
+        model,
+        golden: None,
+        topk: None,
+        draft: None,
+        sources: None,
+    }
 }
 
 fn bundled_package(name: &str) -> (Loaded, Vec<u32>) {

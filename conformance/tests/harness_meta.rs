@@ -129,7 +129,7 @@ fn followed(change: impl Fn(&mut PassTaps)) -> Vec<SiteResult> {
     model.pass(&mut record, &mut state, &seeded.prompt[..8]);
     let mut taps: PassTaps = record.take().unwrap().into_iter().collect();
     change(&mut taps);
-    let budget = budget(taps.iter().map(|(site, tensor)| (*site, tensor)));
+    let budget = budget(taps.shapes());
     let mut follow = Follow::new(&contract, budget, View::Own, "prefill", &taps, &|_| true, false);
     model.pass(&mut follow, &mut model.fresh(), &seeded.prompt[..8]);
     follow.check().unwrap();
@@ -144,8 +144,9 @@ fn failed(results: &[SiteResult]) -> Vec<&str> {
 #[test]
 fn a_wrong_cache_fails_although_logits_agree() {
     let results = followed(|taps| {
-        let cache = taps.get_mut(&Site::layer(2, "v_cache")).unwrap();
+        let mut cache = taps.get(&Site::layer(2, "v_cache")).unwrap();
         cache[[7, 1, 3]] += 0.25;
+        taps.insert(Site::layer(2, "v_cache"), cache);
     });
     let failed = failed(&results);
     assert_eq!(failed[0], "prefill.layers.2.v_cache");
@@ -222,8 +223,16 @@ fn flat_fixtures_are_mistrusted() {
     assert_eq!(survivor.why, "square and symmetric");
     assert!(survivor.sites.contains(&"layers.1.q_proj".to_string()));
 
-    let loaded =
-        Loaded { name: "mirrored".into(), config, weights, model, golden: None, topk: None, draft: None };
+    let loaded = Loaded {
+        name: "mirrored".into(),
+        config,
+        weights,
+        model,
+        golden: None,
+        topk: None,
+        draft: None,
+        sources: None,
+    };
     let subject = SubjectSpec::Npu(device::Engine::Int8, Default::default());
     let options = Options { steps: 1, ..Options::new(&subject, &contract) };
     let result = verify(&loaded, &prompt, &options, "karat verify".into()).unwrap();

@@ -20,7 +20,19 @@ fn loaded(name: &str) -> (Loaded, integers::Integers) {
     let weights = Weights::load(&config, &model.seeded).unwrap();
     let reference = Model::new(config.clone(), weights.clone());
     let name = name.to_string();
-    (Loaded { name, config, weights, model: reference, golden: None, topk: None, draft: None }, model)
+    (
+        Loaded {
+            name,
+            config,
+            weights,
+            model: reference,
+            golden: None,
+            topk: None,
+            draft: None,
+            sources: None,
+        },
+        model,
+    )
 }
 
 /// Every value of a subject against the trace; the sites that were compared.

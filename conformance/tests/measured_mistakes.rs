@@ -222,7 +222,8 @@ fn moved(package: &Opened, mutant: &str) -> Vec<String> {
     let mut subject = MutantSubject::new(&package.model, &contract, &selection);
     let values = subject.pass(&prefill[0]).unwrap();
     assert!(!subject.applied().is_empty(), "{mutant} applies nowhere");
-    let taps: Taps = values.into_iter().map(|(site, value)| (("prefill".to_string(), site), value)).collect();
+    let tap = |site: &Site| Some((("prefill".to_string(), *site), values.get(site)?));
+    let taps: Taps = values.sites().filter_map(tap).collect();
     let beyond =
         |site: &String| match compare_tap(&package.golden, prefill, &taps, &format!("prefill.{site}")) {
             Ok(compared) => compared.is_some_and(|tap| tap.ratio > 1.0),

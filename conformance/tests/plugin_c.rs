@@ -106,6 +106,7 @@ fn crashes_hangs_and_wild_writes_do_not_take_the_report() {
             "rms_norm at prefill.layers.0.attn_norm: rms_norm wrote outside its output of 608 values: \
              0 before it, 1 behind it",
         ),
+        ("-DMEDDLES", "rms_norm at prefill.layers.0.attn_norm: rms_norm wrote into its input x"),
     ] {
         let (code, result) = verify(&example(&dir, &[flag]), &["--timeout", "1"]);
         assert_eq!((code, result["reason"].as_str()), (5, Some(says)), "{flag}");

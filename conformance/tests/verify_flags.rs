@@ -139,12 +139,13 @@ fn bytes_that_change_between_runs_are_reported() {
     let weights = Weights::load(&config, &model).unwrap();
     let reference = Model::new(config.clone(), weights.clone());
     let (name, draft) = (model.name.clone(), None);
-    let loaded = Loaded { name, config, weights, model: reference, golden: None, topk: None, draft };
+    let loaded =
+        Loaded { name, config, weights, model: reference, golden: None, topk: None, draft, sources: None };
     let contract = Contract::named("f32").unwrap();
     let subject = SubjectSpec::Npu(Engine::F32, Default::default());
     let mutant = Selection::parse("pack-tile-order").unwrap().mutant;
     let fault: fn() -> Arc<dyn Fault> = || Arc::new(Flaky(RUNS.fetch_add(1, Ordering::SeqCst)));
-    let selection = Selection { mutant, site: None, fault: Some(fault) };
+    let selection = Selection { mutant, site: None, fault: Some(fault), edit: None, in_loop: None };
     let options =
         Options { mutate: Some(&selection), repeat: 3, steps: 0, ..Options::new(&subject, &contract) };
     let result = verify(&loaded, &model.prompt, &options, String::new()).unwrap();

@@ -1,6 +1,7 @@
 //! The catalogue as a page, made from the tables in code.
 
 use crate::mutants::{FAMILIES, device};
+use crate::{draft, edits};
 use std::fmt::Write;
 
 /// Mutants of the harness itself: what is broken, and the test that shows it.
@@ -31,11 +32,8 @@ pub const META: &[(&str, &str, &str)] = &[
 /// Mistakes that are on the list and cannot be made yet.
 pub const MISSING: &[(&str, &str)] = &[
     ("lin-delta-weight-dropped", "no family has adapters or shared blocks"),
-    ("pack-metadata-off-by-one", "the packing hook changes weights and not scales"),
-    (
-        "pack-rope-permutation-skipped",
-        "the NPU path keeps q and k in the package's order; `rope-kperm-heads` is the same in the op",
-    ),
+    ("pack-metadata-off-by-one", "made in the package: `wgt-group-scale`"),
+    ("pack-rope-permutation-skipped", "made in the package: `wgt-rope-permuted`"),
     ("cache-stale-content", "an image is a function of weights that never change under it"),
     ("q-kquant-scale-unpack", "the decoders of containers have tests of their own against published vectors"),
     ("q-kquant-lane-layout", "as `q-kquant-scale-unpack`"),
@@ -46,7 +44,7 @@ pub const MISSING: &[(&str, &str)] = &[
     ("rope-mrope-layout", "text alone: one position a token"),
     ("attn-softcap-after-mask", "the cap and the mask are ops of their own, in that order"),
     ("attn-splitkv-combine", "attention is not split over keys"),
-    ("attn-config-factor-dropped", "one mutant a factor: see the scale, cap and multiplier mutants"),
+    ("attn-config-factor-dropped", "made in the package: `cfg-factor-dropped`, `cfg-softcap`"),
     ("mask-window-prefill-cap", "no key is dropped before its pass is over"),
     ("mask-leftpad", "one sequence at a time: no padding"),
     ("mask-fully-masked-row", "a token always sees itself"),
@@ -66,22 +64,11 @@ pub const MISSING: &[(&str, &str)] = &[
     ("head-vocab-rows", "no family has a head narrower than its table"),
     ("num-f16-overflow", "no contract has f16"),
     ("num-scale-late", "no contract has a rounding inside the score"),
-    (
-        "spec-tap-off-by-one",
-        "a draft's ops receive rows that are tapped already; the goldens of pairs hold which layer each is of",
-    ),
     ("spec-draft-residual-dropped", "made as `residual-wrong:dropped` at the draft's sites"),
     ("spec-draft-kv-stale", "rows of a block leave the cache in every pass"),
     (
-        "spec-accept",
-        "made in the loop and not in an op: the loop is held to the counts of its author's package",
-    ),
-    ("spec-rollback", "as `spec-accept`"),
-    ("spec-stop-token", "as `spec-accept`"),
-    ("spec-tap-default-formula", "a draft's config without tapped layers is refused"),
-    (
         "spec-draft-config-leak",
-        "one mutant a field: see the rope, norm and attention mutants at the draft's sites",
+        "made in the package, one edit a key: `cfg-rope-theta`, `cfg-heads` and others change drafts too",
     ),
     ("spec-block-width-stale", "one block at a time, of any width"),
     ("spec-context-slot", "one sequence at a time"),
@@ -106,6 +93,21 @@ pub fn markdown() -> String {
          | mutant | does | needs |\n|---|---|---|\n",
     );
     for mutant in device::MUTANTS.iter().map(|m| &m.mutant) {
+        let _ = writeln!(page, "| `{}` | {} | {} |", mutant.name(), mutant.formula, mutant.needs);
+    }
+    page.push_str(
+        "\n## The package\n\nEdits of config and weights; `karat verify --mutate ID[:VARIANT]` runs the edited model, and a \
+         failing `verify` says which edit its first wrong site agrees with.\n\n\
+         | mutant | computes | needs |\n|---|---|---|\n",
+    );
+    for mutant in edits::all().map(|edit| &edit.mutant) {
+        let _ = writeln!(page, "| `{}` | {} | {} |", mutant.name(), mutant.formula, mutant.needs);
+    }
+    page.push_str(
+        "\n## The speculative loop\n\nThe loop around a target and its draft; `karat verify PAIR --mutate ID[:VARIANT]` walks with the \
+         mistake.\n\n| mutant | does | needs |\n|---|---|---|\n",
+    );
+    for mutant in draft::MUTANTS.iter().map(|made| &made.mutant) {
         let _ = writeln!(page, "| `{}` | {} | {} |", mutant.name(), mutant.formula, mutant.needs);
     }
     page.push_str(

@@ -113,6 +113,18 @@ impl Audit {
         (asked.len(), asked.iter().filter(|first| **first).count())
     }
 
+    /// Takes in what another audit of the same package found.
+    pub fn join(&mut self, other: Audit) {
+        self.mutants += other.mutants;
+        self.killed += other.killed;
+        self.equivalent += other.equivalent;
+        self.kills.extend(other.kills);
+        self.survivors.extend(other.survivors);
+        self.equivalents.extend(other.equivalents);
+        self.not_applicable.extend(other.not_applicable);
+        self.coverage.extend(other.coverage);
+    }
+
     /// Mutants that the fixture shows at no site, though they can be made in it.
     pub fn unseen(&self) -> Vec<&str> {
         let mut unseen: Vec<&str> = self.survivors.iter().map(|s| &*s.mutant).collect();
@@ -158,7 +170,7 @@ pub fn audit_draft(
         ground.pass(pair, &mut record, &mut state, anchor, |rows| rows);
         taps.extend(record.take()?);
     }
-    let budget = budget(taps.iter().map(|(site, tensor)| (*site, tensor)));
+    let budget = budget(taps.iter().map(|(site, tensor)| (*site, tensor.shape())));
     let mut ops = AuditOps::new(contract, budget, pair.draft.config.block_size);
     let mut state = pair.draft.fresh();
     for (n, &anchor) in anchors.iter().enumerate() {
@@ -170,7 +182,7 @@ pub fn audit_draft(
 }
 
 /// The passes of an honest run, and the number of tests that judging all of it makes.
-fn plan(model: &Model, prompt: &[u32], steps: usize) -> Result<(Vec<Pass>, Budget), NonFinite> {
+pub(crate) fn plan(model: &Model, prompt: &[u32], steps: usize) -> Result<(Vec<Pass>, Budget), NonFinite> {
     let (mut ops, mut state) = (Record::default(), model.fresh::<Tensor>());
     let mut next = Pass { name: "prefill".into(), ids: prompt.to_vec() };
     let (mut passes, mut taps) = (Vec::new(), Vec::new());
@@ -182,7 +194,7 @@ fn plan(model: &Model, prompt: &[u32], steps: usize) -> Result<(Vec<Pass>, Budge
         let step = Pass { name: format!("step{}", n + 1), ids: vec![argmax(&last) as u32] };
         passes.push(std::mem::replace(&mut next, step));
     }
-    Ok((passes, budget(taps.iter().map(|(site, tensor)| (*site, tensor)))))
+    Ok((passes, budget(taps.iter().map(|(site, tensor)| (*site, tensor.shape())))))
 }
 
 /// What became of a mutant at a site.

@@ -1,12 +1,13 @@
 //! The host side of the NPU path, op by op.
 //!
-//! Attention is one op there: its scores and probabilities are taken in, and the context is its answer.
+//! Attention is one op there: its scores and probabilities are taken in, and the context is its answer. What a case
+//! asks of probabilities or of context alone is read off one-hot keys and values, where those are few.
 
 use super::Given;
 use device::host::attention::Attention;
 use device::host::cache::KvCache;
 use device::host::conv::ConvState;
-use device::host::delta::{DeltaState, Heads, Writes, unit_length};
+use device::host::delta::{DeltaState, Heads, Writes, log_decay, unit_length};
 use device::host::math::{sigmoid, silu, softcap};
 use device::host::rope::RopeTable;
 use device::host::{act, altup, norm, router};
@@ -37,13 +38,16 @@ impl HostOps {
                 self.scores = Some(Scores { q: q.clone(), k: k.clone(), scale, softcap });
                 Given::NotSupported
             }
+            Call::AttnProbs { scores, mask, sinks } if self.scores.is_none() => {
+                probabilities(scores, mask, sinks)
+            }
             Call::AttnProbs { mask, sinks, .. } => {
                 self.mask = Some((mask, sinks.cloned()));
                 Given::NotSupported
             }
-            Call::AttnCtx { v, .. } => match (self.scores.take(), self.mask.take()) {
+            Call::AttnCtx { probs, v } => match (self.scores.take(), self.mask.take()) {
                 (Some(scores), Some((mask, sinks))) => attention(&scores, mask, sinks.as_ref(), v),
-                _ => Given::NotSupported,
+                _ => context(probs, v),
             },
             _ => simple(call),
         }
@@ -172,6 +176,7 @@ fn simple(call: &Call<Tensor>) -> Given {
             before.feed(&flat(u), &conv.weight, None);
             shaped(&[channels, kernel], before.last())
         }
+        Call::GdnDecay { a, a_log, dt_bias } => shaped(a.shape(), log_decay(&flat(a), a_log, dt_bias)),
         Call::GdnCore(ref delta) => {
             let (core, _) = recurrence(delta);
             shaped(delta.v.shape(), core)
@@ -238,6 +243,80 @@ fn recurrence(delta: &Delta<Tensor>) -> (Vec<f32>, Vec<f32>) {
     let writes = Writes { k: flat(delta.k), v: flat(delta.v), g: flat(delta.g), beta: flat(delta.beta) };
     let core = state.feed(&flat(delta.q), writes);
     (core, state.state().to_vec())
+}
+
+/// Most keys of one-hot keys and values, whose number is the square.
+const ONE_HOT: usize = 512;
+
+/// One row a key, the same for every head: 1 at the key's own place.
+fn one_hot(keys: usize, heads: usize) -> Vec<f32> {
+    (0..keys * heads * keys).map(|n| f32::from(n / keys / heads == n % keys)).collect()
+}
+
+/// `[heads, tokens, keys]` as queries `[tokens, heads, keys]`, or back where heads and tokens are exchanged.
+fn turned(x: &[f32], heads: usize, tokens: usize, keys: usize) -> Vec<f32> {
+    let row = |n: usize| &x[(n % heads * tokens + n / heads) * keys..][..keys];
+    (0..tokens * heads).flat_map(row).copied().collect()
+}
+
+/// Probabilities: a query that is a row of scores meets one-hot keys, and one-hot values give back what each key
+/// weighs.
+fn probabilities(scores: &Tensor, mask: Mask, sinks: Option<&Vector>) -> Given {
+    let [heads, tokens, keys] = scores.shape()[..] else { return Given::NotSupported };
+    let window = match mask.reach {
+        Reach::Causal => None,
+        Reach::Window(width) => Some(width),
+        Reach::All | Reach::TwoSided(_) => return Given::NotSupported,
+    };
+    if keys > ONE_HOT {
+        return Given::NotSupported;
+    }
+    let mut cache = KvCache::new(heads, keys, keys);
+    let one_hot = one_hot(keys, heads);
+    cache.append(&one_hot, &one_hot);
+    let attention =
+        Attention { heads, scale: 1.0, window, softcap: None, sinks: sinks.map(|sinks| &sinks[..]) };
+    let read = attention.run(&turned(&flat(scores), heads, tokens, keys), &cache, mask.first);
+    shaped(&[heads, tokens, keys], turned(&read, tokens, heads, keys))
+}
+
+/// The score that puts all weight on one key: e^-1000 is 0 in f32.
+const CERTAIN: f32 = 1000.0;
+
+/// Context of rows that put all weight on one key; of others no scores are known that give exactly them.
+fn context(probs: &Tensor, v: &Tensor) -> Given {
+    let ([heads, tokens, keys], [_, kv_heads, value_dim]) = (probs.shape(), v.shape()) else {
+        return Given::NotSupported;
+    };
+    let (heads, tokens, keys) = (*heads, *tokens, *keys);
+    let flat_probs = flat(probs);
+    let certain = |row: &[f32]| {
+        row.iter().filter(|&&p| p == 1.0).count() == 1 && row.iter().all(|&p| p == 0.0 || p == 1.0)
+    };
+    if keys == 0 || keys > ONE_HOT || !flat_probs.chunks_exact(keys).all(certain) {
+        return Given::NotSupported;
+    }
+    let mut cache = KvCache::new(*kv_heads, keys, *value_dim);
+    cache.append(&one_hot(keys, *kv_heads), &flat(v));
+    let attention = Attention { heads, scale: CERTAIN, window: None, softcap: None, sinks: None };
+    let read = attention.run_over(&turned(&flat_probs, heads, tokens, keys), &cache, |_| 0..keys);
+    shaped(&[tokens, heads * value_dim], read)
+}
+
+/// Why the path has no answer to a call.
+pub fn why_not(call: &Call<Tensor>) -> Option<&'static str> {
+    Some(match call {
+        Call::AttnScores { .. } => {
+            "scores never leave the registers of attention; the attention cases judge them"
+        }
+        Call::AttnProbs { .. } => "read off one-hot keys and values, which are not made for so many keys",
+        Call::AttnCtx { .. } => "weights that no softmax gives; the attention cases judge the weighted sum",
+        Call::Embed { .. } => "rows of the table are decoded into the pass; verify judges them at their site",
+        Call::Slice { .. } | Call::Concat { .. } => {
+            "parts of fused rows are read in place; verify judges their sites"
+        }
+        _ => return None,
+    })
 }
 
 /// Scores, probabilities and context at once.

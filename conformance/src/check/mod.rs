@@ -1,5 +1,6 @@
 //! `check`: does a subject compute each op right, on every shape and value class?
 
+mod forms;
 mod host;
 mod npu;
 pub mod report;
@@ -56,11 +57,14 @@ impl OpSubject<'_> {
         match self {
             OpSubject::Npu(npu) => npu.begin(),
             OpSubject::Outside(kernel) => kernel.begin(),
-            OpSubject::Reference(_)
-            | OpSubject::Emulated(_)
-            | OpSubject::Mutant(_)
-            | OpSubject::Brought(_) => {}
+            OpSubject::Brought(brought) => brought.begin(),
+            OpSubject::Reference(_) | OpSubject::Emulated(_) | OpSubject::Mutant(_) => {}
         }
+    }
+
+    /// Why it has no answer to a call, where that is known.
+    fn why_not(&self, call: &Call<Tensor>) -> Option<&'static str> {
+        matches!(self, OpSubject::Npu(_)).then(|| host::why_not(call)).flatten()
     }
 
     /// Its result of a call.
@@ -156,7 +160,9 @@ pub fn check(case: &Case, subject: &mut OpSubject, options: &Options) -> CaseRes
         repro: None,
     };
     match first {
-        Outcome::NotSupported => result.pattern = Some("the subject has no such op".into()),
+        Outcome::NotSupported(why) => {
+            result.pattern = Some(why.unwrap_or(NO_SUCH_OP).into());
+        }
         Outcome::Stopped(reason) => {
             (result.verdict, result.pattern) = (Verdict::Crashed, Some(reason));
             result.repro = Some(repro(case, &case.dims, options));
@@ -180,9 +186,12 @@ pub fn check(case: &Case, subject: &mut OpSubject, options: &Options) -> CaseRes
     result
 }
 
+/// What is said of a case whose op a subject does not have.
+const NO_SUCH_OP: &str = "the subject has no such op";
+
 enum Outcome {
     Judged(Box<SiteResult>),
-    NotSupported,
+    NotSupported(Option<&'static str>),
     Stopped(String),
 }
 
@@ -194,18 +203,12 @@ fn run(
     why: Option<&mut Option<Explanation>>,
 ) -> Outcome {
     let setting = Setting { suite: case.suite, product: options.contract.linear };
-    let (mut outcome, mut why) = (Outcome::NotSupported, why);
-    // Results of calls that the subject does not answer, which later calls of the case read: a subject that
-    // joins them rounds on the way, and may.
-    let mut inside: Vec<Bounded> = Vec::new();
+    let (mut outcome, mut why) = (Outcome::NotSupported(None), why);
+    let mut inside = Inside::default();
     let mut hidden = None;
     subject.begin();
     (case.build)(dims, setting, &mut SplitMix64::new(options.seed), &mut |at, call| {
-        let operand = |x: &Tensor| {
-            let known = inside.iter().find(|bounded| bounded.value == *x);
-            known.cloned().unwrap_or_else(|| Bounded::exact(x.clone()))
-        };
-        let operands: Vec<Bounded> = call.operands().into_iter().map(operand).collect();
+        let operands = inside.operands(call);
         let bounded = call.with(&operands);
         let expected = match case.suite {
             Suite::Structure => exact(call),
@@ -216,8 +219,10 @@ fn run(
             Given::Values(value) => value,
             Given::NotSupported => {
                 Hidden::note(&mut hidden, at, &bounded);
-                let value = expected.r.mapv(|v| v as f32).into_shared();
-                inside.push(Bounded { value, variance: Some(expected.variance.into_shared()) });
+                if let Outcome::NotSupported(reason) = &mut outcome {
+                    *reason = subject.why_not(call);
+                }
+                inside.add(&expected);
                 return;
             }
             Given::Stopped(reason) => {
@@ -250,6 +255,27 @@ fn run(
         outcome = Outcome::Judged(Box::new(judged));
     });
     outcome
+}
+
+/// Results of calls that the subject does not answer, which later calls of the case read: a subject that joins them rounds
+/// on the way, and may.
+#[derive(Default)]
+struct Inside(Vec<Bounded>);
+
+impl Inside {
+    fn add(&mut self, expected: &Expected) {
+        let value = expected.r.mapv(|v| v as f32).into_shared();
+        self.0.push(Bounded { value, variance: Some(expected.variance.clone().into_shared()) });
+    }
+
+    /// The operands of a call, of which some are such results, and the others exact.
+    fn operands(&self, call: &Call<Tensor>) -> Vec<Bounded> {
+        let operand = |x: &Tensor| {
+            let known = self.0.iter().find(|bounded| bounded.value == *x);
+            known.cloned().unwrap_or_else(|| Bounded::exact(x.clone()))
+        };
+        call.operands().into_iter().map(operand).collect()
+    }
 }
 
 /// The exact result, from which nothing may differ.

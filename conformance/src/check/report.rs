@@ -1,6 +1,6 @@
 //! The forms of a check.
 
-use super::CaseResult;
+use super::{CaseResult, NO_SUCH_OP};
 use crate::judge::Verdict;
 use crate::known::{self, Known, Places};
 use serde::Serialize;
@@ -142,6 +142,11 @@ impl Report {
         }
         if !self.not_supported_ops.is_empty() {
             let _ = writeln!(out, "not supported: {}", self.not_supported_ops.join(", "));
+        }
+        for case in self.cases.iter().filter(|case| case.verdict == Verdict::NotSupported) {
+            if let Some(why) = case.pattern.as_ref().filter(|why| *why != NO_SUCH_OP) {
+                let _ = writeln!(out, "  {} ({}): {why}", case.case, case.dims);
+            }
         }
         let skipped =
             if self.skipped > 0 { format!(", {} known failures", self.skipped) } else { String::new() };

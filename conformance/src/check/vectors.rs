@@ -12,14 +12,14 @@
 //! What is brought back is judged against cases made anew from the seed; the files must be those cases still,
 //! or the vectors are broken.
 
-use super::{CaseResult, Given, OpSubject, Options, check, exact};
+use super::forms::Forms;
+use super::{CaseResult, Given, Inside, OpSubject, Options, check, exact};
 use crate::cases::{self, Case, Dims, Setting, Suite};
 use crate::contract::Contract;
 use crate::judge::Verdict;
 use crate::subject::Answer;
 use crate::subject::command::{outputs, write_case};
-use crate::subject::ops::plain_call;
-use crate::variance::{Bounded, Expected, Truth, expect};
+use crate::variance::{Expected, Truth, expect};
 use device::plugin::OpCall;
 use fixtures::random::SplitMix64;
 use golden::sha256_file;
@@ -103,14 +103,17 @@ struct Vector {
 fn vector(case: &Case, contract: &Contract, seed: u64) -> Option<Vector> {
     let setting = Setting { suite: case.suite, product: contract.linear };
     let mut made = None;
+    let (mut forms, mut inside) = (Forms::default(), Inside::default());
     (case.build)(&case.dims, setting, &mut SplitMix64::new(seed), &mut |at, call| {
-        let operands: Vec<Bounded> = call.operands().into_iter().cloned().map(Bounded::exact).collect();
+        let operands = inside.operands(call);
         let expected = match case.suite {
             Suite::Structure => exact(call),
             Suite::Rounding => expect(at, &call.with(&operands), contract, Truth::Image).ok(),
         };
         made = expected.and_then(|expected| {
-            let (_, call) = plain_call(call, expected.r.shape())?;
+            inside.add(&expected);
+            // Of an attention's steps the last is the vector.
+            let call = forms.next(call, expected.r.shape())?;
             Some(Vector { at, call, expected })
         });
     });
@@ -195,13 +198,19 @@ fn expected_file(expected: &Expected) -> Vec<u8> {
 pub struct Brought {
     call: OpCall,
     answer: Answer,
+    forms: Forms,
 }
 
 impl Brought {
+    /// Before the case.
+    pub(super) fn begin(&mut self) {
+        self.forms = Forms::default();
+    }
+
     /// The result, for the call that it is of and no other.
-    pub(super) fn run(&self, call: &Call<Tensor>) -> Given {
+    pub(super) fn run(&mut self, call: &Call<Tensor>) -> Given {
         let value = Plain::default().value(call);
-        if plain_call(call, value.shape()).is_none_or(|(_, call)| call != self.call) {
+        if self.forms.next(call, value.shape()).is_none_or(|call| call != self.call) {
             return Given::NotSupported;
         }
         match &self.answer {
@@ -295,7 +304,7 @@ impl Vectors {
         };
         let arguments = format!(" --from {}", crate::cli::quoted(&self.dir.display().to_string()));
         let options = Options { contract, seed, arguments };
-        let mut subject = OpSubject::Brought(Brought { call: made.call, answer });
+        let mut subject = OpSubject::Brought(Brought { call: made.call, answer, forms: Forms::default() });
         let mut result = check(&case, &mut subject, &options);
         result.shrunk = None;
         if result.repro.is_some() {

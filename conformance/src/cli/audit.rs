@@ -4,8 +4,9 @@ use super::load::{contract, load, prompts, seeded_prompt};
 use super::{CliError, Format, Outcome};
 use crate::audit::{Audit, audit, audit_draft, catalogue, report};
 use crate::contract::Contract;
-use crate::draft::Pair;
 use crate::draft::golden::text_and_anchors;
+use crate::draft::{Pair, audit_loop};
+use crate::edits::{audit_draft_edits, audit_edits};
 use crate::passes::Pass;
 use crate::subject::{NpuSubject, Subject};
 use crate::verify::Loaded;
@@ -48,7 +49,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     let mut packages = args.packages.clone();
     if packages.is_empty() {
         packages.extend(fixtures::bundled());
-        packages.extend(seeded::NAMES.iter().map(|name| name.to_string()));
+        packages.extend(seeded::NAMES.iter().chain(seeded::PAIRS).map(|name| name.to_string()));
     }
     if packages.len() > 1 && args.prompt_ids.is_some() {
         return Err(CliError::Usage("--prompt-ids needs one package; name it".into()));
@@ -60,15 +61,19 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
             (Some(file), _) => prompts(file, &loaded.config, args.tokens)?,
             (None, Some(golden)) => vec![golden.manifest().prompt.clone()],
             (None, None) => {
-                vec![seeded::named(name).map_or_else(|| seeded_prompt(&loaded.config), |s| s.prompt)]
+                let of_pair = || seeded::pair(name).map(|(target, _)| target);
+                let seeded = seeded::named(name).or_else(of_pair);
+                vec![seeded.map_or_else(|| seeded_prompt(&loaded.config), |s| s.prompt)]
             }
         };
         for prompt in prompts {
             let found = audit(&loaded.name, &loaded.model, &prompt, args.tokens, &contract);
-            let mut found = found.map_err(|source| crate::verify::VerifyError::Weights {
-                package: loaded.name.clone(),
-                source,
-            })?;
+            let mut found = found.map_err(|source| at_fault(&loaded, source))?;
+            if let Some(sources) = &loaded.sources {
+                let model = &loaded.model;
+                let edits = audit_edits(&loaded.name, sources, model, &prompt, args.tokens, &contract);
+                found.join(edits.map_err(|source| at_fault(&loaded, source))?);
+            }
             if let Ok(engine) = contract.name.parse::<device::Engine>() {
                 found.expose(&exposed(&loaded, &prompt, engine));
             }
@@ -98,9 +103,21 @@ fn draft(loaded: &Loaded, prompt: &[u32], contract: &Contract) -> Result<Option<
         anchors.dedup();
         (prompt.to_vec(), anchors)
     });
-    let found = audit_draft(&format!("{} draft", loaded.name), &pair, &text, &anchors, contract);
-    let at_fault = |source| crate::verify::VerifyError::Weights { package: loaded.name.clone(), source };
-    Ok(Some(found.map_err(at_fault)?))
+    let name = format!("{} draft", loaded.name);
+    let found = audit_draft(&name, &pair, &text, &anchors, contract);
+    let mut found = found.map_err(|source| at_fault(loaded, source))?;
+    if let Some(sources) = &loaded.sources {
+        let edits = audit_draft_edits(&name, sources, &pair, (&text, &anchors), contract);
+        found.join(edits.map_err(|source| at_fault(loaded, source))?);
+    }
+    let tokens = (text.len() - prompt.len().min(text.len())).max(8);
+    let loops = audit_loop(&name, &pair, contract, prompt, tokens);
+    found.join(loops.map_err(|error| CliError::Usage(format!("{name}: {error}")))?);
+    Ok(Some(found))
+}
+
+fn at_fault(loaded: &Loaded, source: spec::NonFinite) -> crate::verify::VerifyError {
+    crate::verify::VerifyError::Weights { package: loaded.name.clone(), source }
 }
 
 /// The sites that the NPU path shows of a prompt; none where it does not run the model.
@@ -108,7 +125,7 @@ fn exposed(loaded: &Loaded, prompt: &[u32], engine: device::Engine) -> BTreeSet<
     let pass = Pass { name: "prefill".into(), ids: prompt.to_vec() };
     let path = NpuSubject::new(&loaded.config, &loaded.weights, engine, Default::default());
     let taps = path.and_then(|mut path| path.pass(&pass)).unwrap_or_default();
-    taps.keys().map(ToString::to_string).collect()
+    taps.sites().map(ToString::to_string).collect()
 }
 
 /// 3 where a mutant that can be made is shown by none.

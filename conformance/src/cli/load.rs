@@ -2,6 +2,7 @@
 
 use super::CliError;
 use crate::contract::Contract;
+use crate::edits::{Source, Sources};
 use crate::goldens::own_goldens;
 use crate::verify::Loaded;
 use fixtures::Package;
@@ -12,11 +13,24 @@ use reference::models::Draft;
 use spec::families::draft::{DraftConfig, DraftWeights};
 use spec::{Config, Weights};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Opens a package and loads its model; `golden` overrides the package's own.
 pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loaded, CliError> {
     if let Some(model) = fixtures::seeded::named(name) {
-        return seeded_model(name, &model, golden);
+        return seeded_model(name, model, golden);
+    }
+    if let Some((target, draft)) = fixtures::seeded::pair(name) {
+        let (config, _) = DraftConfig::parse(&draft.config, &[])
+            .map_err(|source| CliError::Config { package: name.to_string(), source })?;
+        let weights = DraftWeights::load(&config, &draft)?;
+        let mut loaded = seeded_model(name, target, golden)?;
+        loaded.draft = Some(Draft { config, weights });
+        if let Some(sources) = &mut loaded.sources {
+            let config = draft.config.clone();
+            sources.draft = Some(Source { config, tensors: Arc::new(draft), allowed: vec![] });
+        }
+        return Ok(loaded);
     }
     let package = Package::open(name)?;
     let parsed = Config::parse(package.config(), allowed)
@@ -42,19 +56,31 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
         let greedy = format!("{name}: the golden's greedy ids");
         check_ids(&manifest.greedy, &parsed.config, &greedy).map_err(at_fault)?;
     }
-    let draft = match package.has_draft() {
-        true => Some(load_draft(&package.dir().display().to_string(), allowed)?.1),
-        false => None,
+    let (draft, of_draft) = match package.has_draft() {
+        true => {
+            let dir = package.dir().display().to_string();
+            let source = source(Package::pair(&dir)?.1, allowed);
+            (Some(load_draft(&dir, allowed)?.1), Some(source))
+        }
+        false => (None, None),
     };
+    let name = package.name().to_string();
     Ok(Loaded {
         draft,
-        name: package.name().to_string(),
+        name,
+        sources: Some(Sources { target: source(package, allowed), draft: of_draft }),
         model: Model::new(parsed.config.clone(), weights.clone()),
         config: parsed.config,
         weights,
         golden,
         topk,
     })
+}
+
+/// What a package holds before a model is made of it.
+fn source(package: Package, allowed: &[String]) -> Source {
+    let config = package.config().clone();
+    Source { config, tensors: package.into_tensors(), allowed: allowed.to_vec() }
 }
 
 /// Opens a draft: the folder itself, or the draft of a pair.
@@ -101,16 +127,19 @@ pub fn contract(name: &str) -> Result<Contract, CliError> {
 /// A seeded model, which is no directory and has no golden of its own.
 fn seeded_model(
     name: &str,
-    model: &fixtures::seeded::Seeded,
+    model: fixtures::seeded::Seeded,
     golden: Option<&Path>,
 ) -> Result<Loaded, CliError> {
     let config = Config::parse(&model.config, &[])
         .map_err(|source| CliError::Config { package: name.to_string(), source })?
         .config;
-    let weights = Weights::load(&config, model)?;
+    let weights = Weights::load(&config, &model)?;
     let golden = golden.map(Dump::open).transpose()?;
     let reference = Model::new(config.clone(), weights.clone());
-    Ok(Loaded { name: name.to_string(), model: reference, config, weights, golden, topk: None, draft: None })
+    let source = Source { config: model.config.clone(), tensors: Arc::new(model), allowed: vec![] };
+    let sources = Some(Sources { target: source, draft: None });
+    let name = name.to_string();
+    Ok(Loaded { name, model: reference, config, weights, golden, topk: None, draft: None, sources })
 }
 
 /// Refuses a golden that was made from other weights.

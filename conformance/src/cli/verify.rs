@@ -31,8 +31,9 @@ pub struct Args {
     /// What is under test: npu, npu:int8, npu:f32, ..., reference, dump:DIR, cmd:"PROGRAM ARGS", lib:FILE.
     #[arg(long, value_name = "SPEC", default_value = "npu")]
     subject: String,
-    /// The number formats to judge it under, instead of those that it declares: a name, a JSON file, or `exact`:
-    /// nothing may differ from the reference (the models integer-layer and integer-model are judged so anyway).
+    /// The number formats to judge it under, instead of those that it declares: a name, a TOML or JSON file, or
+    /// `exact`: nothing may differ from the reference (the models integer-layer and integer-model are judged so
+    /// anyway).
     #[arg(long, value_name = "NAME|FILE")]
     contract: Option<String>,
     /// Prompts as token ids, one a line.

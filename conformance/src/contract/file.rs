@@ -1,4 +1,4 @@
-//! Contracts as files.
+//! Contracts as files: TOML where the name ends in `.toml`, else JSON, with the same keys.
 //!
 //! ```json
 //! {"schema": "karat/contract/1", "name": "my-npu",
@@ -97,7 +97,10 @@ impl Contract {
         let malformed = |reason: String| ContractError::Malformed { file: file.to_string(), reason };
         let contradiction = |reason: String| ContractError::Contradiction { file: file.to_string(), reason };
         // The parts are read by themselves, so that an unknown key is named and not only "no variant fits".
-        let value: serde_json::Value = serde_json::from_str(text).map_err(|e| malformed(e.to_string()))?;
+        let value: serde_json::Value = match file.ends_with(".toml") {
+            true => toml::from_str(text).map_err(|e| malformed(e.to_string()))?,
+            false => serde_json::from_str(text).map_err(|e| malformed(e.to_string()))?,
+        };
         if let Some(parts) = value.get("linear").filter(|linear| linear.is_object()) {
             serde_json::from_value::<Parts>(parts.clone()).map_err(|e| malformed(format!("linear: {e}")))?;
         }
@@ -207,6 +210,20 @@ mod tests {
             output: Float::Bf16,
         };
         assert_eq!(parse(bf16), Ok(Product::Declared(expected)));
+    }
+
+    // The documented example says what the table in its comments says.
+    #[test]
+    fn toml_means_what_json_means() {
+        let example = Contract::parse(include_str!("../../examples/contract.toml"), "contract.toml").unwrap();
+        let same = r#"{"schema": "karat/contract/1", "name": "my-npu", "host": {"ulps": 4},
+                       "linear": {"input": "bf16", "weight": "bf16", "accumulator": "f32", "tile": 64,
+                                  "rounding": "nearest-even", "output": "bf16"}}"#;
+        let same = Contract::parse(same, "c.json").unwrap();
+        assert_eq!((&example.name, example.linear), (&same.name, same.linear));
+        assert_eq!(example.host.ulps, 4.0);
+        let error = Contract::parse("name = \"x\"\nlinear = ", "x.toml").unwrap_err().to_string();
+        assert!(error.starts_with("contract x.toml: TOML parse error at line 2"), "{error}");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use super::Pair;
 use crate::contract::Contract;
+use crate::edits::{Program, Wrong};
+use crate::extract::FailedOp;
 use crate::follow::{Follow, Imaged, PassTaps, View, budget};
 use crate::judge::{SiteResult, Verdict};
 use crate::mutants::explain::Explanation;
@@ -22,6 +24,8 @@ pub enum Runner<'a> {
     Reference,
     /// An honest subject of a contract, but for one mutant.
     Mutant(&'a Selection),
+    /// An honest subject of a contract that runs another pair: one whose draft was edited.
+    Edited(&'a Pair),
     /// The NPU path on an engine, wrong on purpose where a fault is given.
     Npu(Engine, Option<Arc<dyn Fault>>),
 }
@@ -36,12 +40,17 @@ pub struct Judged {
     pub applied: Vec<Site>,
     /// Sites of the reference that the subject does not expose, each with the pass.
     pub not_exposed: Vec<String>,
+    /// The first wrong site, with the taps of the passes up to it.
+    pub wrong: Option<(Wrong, Vec<PassTaps>)>,
+    /// The first failing op, where it was asked for.
+    pub failed: Option<FailedOp>,
 }
 
 /// The taps of every pass, and the images behind products.
 type Ran = (Vec<PassTaps>, Vec<Imaged>);
 
 /// The target's part in a draft pass: text, tapped rows, table and head, from the reference.
+#[derive(Clone)]
 pub(crate) struct Ground {
     text: Vec<u32>,
     taps: Vec<Tensor>,
@@ -111,7 +120,7 @@ impl Ground {
             all.push(taps.0);
         }
         let mut images = Vec::new();
-        for &site in all.first().into_iter().flat_map(PassTaps::keys) {
+        for &site in all.first().into_iter().flat_map(PassTaps::sites) {
             images.extend(draft.device_weights(site)?.map(|weights| Imaged { site, expert: None, weights }));
         }
         Ok((all, images))
@@ -119,14 +128,15 @@ impl Ground {
 }
 
 /// Runs a block behind each of `anchors`, rising positions of `text`, and judges every site that `judged`
-/// lets through. Context rows are the reference's, so that the draft answers for its own errors only.
+/// lets through; with `extract` the first failing op is kept. Context rows are the reference's, so that the
+/// draft answers for its own errors only.
 pub fn judge(
     pair: &Pair,
-    text: &[u32],
-    anchors: &[usize],
+    (text, anchors): (&[u32], &[usize]),
     runner: Runner,
     contract: &Contract,
     view: View,
+    extract: bool,
     judged: &dyn Fn(&str) -> bool,
 ) -> Result<Judged, SubjectError> {
     let ground = Ground::of(pair, text)?;
@@ -148,23 +158,37 @@ pub fn judge(
             }
             applied.extend(&ops.applied);
         }
+        Runner::Edited(edited) => taps = Program::blocks(edited, text, anchors)?.taps(contract)?,
         Runner::Npu(engine, fault) => (taps, images) = ground.on_device(pair, anchors, engine, fault)?,
     }
-    let all = taps.iter().enumerate().flat_map(|(n, taps)| {
-        taps.iter().filter(move |(site, _)| judged(&format!("pass{n}.{site}"))).map(|(site, t)| (*site, t))
-    });
+    let all = taps
+        .iter()
+        .enumerate()
+        .flat_map(|(n, taps)| taps.shapes().filter(move |(site, _)| judged(&format!("pass{n}.{site}"))));
     let budget = budget(all);
-    let mut result = Judged { sites: Vec::new(), explanation: None, applied, not_exposed: Vec::new() };
+    let mut result = Judged {
+        sites: Vec::new(),
+        explanation: None,
+        applied,
+        not_exposed: Vec::new(),
+        wrong: None,
+        failed: None,
+    };
     let mut state = pair.draft.fresh::<Bounded>();
-    for (n, (taps, &anchor)) in taps.iter().zip(anchors).enumerate() {
+    for (n, (of_pass, &anchor)) in taps.iter().zip(anchors).enumerate() {
         let name = format!("pass{n}");
         let failed = result.sites.iter().any(|site| site.verdict == Verdict::Failed);
-        let mut follow = Follow::new(contract, budget, view, &name, taps, judged, !failed);
+        let mut follow = Follow::new(contract, budget, view, &name, of_pass, judged, !failed);
         follow.images = if n == 0 { &images } else { &[] };
+        follow.extract = extract;
         ground.pass(pair, &mut follow, &mut state, anchor, Bounded::exact);
         follow.check()?;
         result.sites.append(&mut follow.results);
         result.explanation = result.explanation.or(follow.explanation.take());
+        result.failed = result.failed.or(follow.failed.take());
+        if let Some(wrong) = follow.wrong.take() {
+            result.wrong.get_or_insert_with(|| (wrong, taps[..=n].to_vec()));
+        }
         if n == 0 {
             result.not_exposed = follow.not_exposed.iter().map(|site| format!("{name}.{site}")).collect();
         }

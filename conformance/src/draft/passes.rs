@@ -6,7 +6,7 @@
 //! Of a target with experts, up to the first that another choice of experts gives.
 
 use super::walk::{Greedy, Limits, Proposals, Speculate, Walk, walk};
-use super::{Host, HostError, NpuHost, Pair, Tally};
+use super::{Host, HostError, NpuHost, Pair, Pass, mistakes};
 use crate::contract::Contract;
 use crate::judge::Verdict;
 use crate::variance::{Bounded, Expected, Truth, Variance};
@@ -42,6 +42,12 @@ pub struct LoopResult {
     /// Where it leaves the reference, or itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Mistakes of the loop that give exactly this walk, where it failed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub computes: Vec<String>,
+    /// The first pass that differs from the reference's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_wrong_pass: Option<usize>,
 }
 
 impl LoopResult {
@@ -53,15 +59,19 @@ impl LoopResult {
             false => "not as in the reference's loop",
         };
         let reason = self.reason.as_ref().map_or(String::new(), |reason| format!(" · {reason}"));
+        let computes = match &self.computes[..] {
+            [] => String::new(),
+            names => format!(" · walks as with {}", names.join(" or ")),
+        };
         format!(
-            "{} passes accepted {} of {} proposals, {same}; {} tokens, {own}{reason}",
+            "{} passes accepted {} of {} proposals, {same}; {} tokens, {own}{reason}{computes}",
             self.passes, self.accepted, self.proposed, self.emitted
         )
     }
 }
 
 /// A pair that remembers what was proposed.
-struct Remembering<'p, S> {
+pub(super) struct Remembering<'p, S> {
     pair: &'p mut S,
     proposed: Vec<Vec<u32>>,
 }
@@ -95,9 +105,12 @@ struct Told {
 }
 
 impl Told {
-    fn of<S: Speculate>(pair: &mut S, prompt: &[u32], limits: Limits) -> Result<Told, S::Error> {
+    fn of<S: Speculate>(
+        pair: &mut S,
+        walking: impl FnOnce(&mut Remembering<S>) -> Result<Walk, S::Error>,
+    ) -> Result<Told, S::Error> {
         let mut pair = Remembering { pair, proposed: Vec::new() };
-        let walk = walk(&mut pair, &mut Greedy, prompt, limits)?;
+        let walk = walking(&mut pair)?;
         Ok(Told { walk, proposed: pair.proposed })
     }
 
@@ -113,6 +126,8 @@ enum Differs {
     Token { at: usize, pass: Option<usize> },
     /// Proposal `j` of a pass.
     Proposal { pass: usize, j: usize },
+    /// What a pass counts, though its proposals and the text are the same.
+    Count { pass: usize },
 }
 
 /// Walks two loops side by side. Up to the place that is found, both have the same text and anchors.
@@ -131,9 +146,13 @@ fn first_difference(subject: &Told, reference: &Told) -> Option<Differs> {
         if let Some(n) = (at..at + emitted).find(|&n| own.get(n) != other.get(n)) {
             return Some(Differs::Token { at: n, pass: Some(pass) });
         }
+        // With the same proposals and the same text there is nothing left to count otherwise.
+        if a != b {
+            return Some(Differs::Count { pass });
+        }
         at += emitted;
     }
-    (subject.accepted() != reference.accepted()).then_some(Differs::Token { at, pass: None })
+    (own.len() != other.len()).then_some(Differs::Token { at, pass: None })
 }
 
 /// Runs a subject's loop and the reference's over one prompt and judges it.
@@ -149,30 +168,64 @@ pub fn judge(
 ) -> Result<LoopResult, HostError> {
     let limits = Limits { tokens, block: pair.draft.config.block_size, stops: &[] };
     let mut npu = NpuHost::new(pair, weights, engine, fault)?;
-    let subject = Told::of(&mut npu, prompt, limits)?;
-    let own = npu.greedy(prompt, subject.walk.tokens.len())?;
-    let reference = Told::of(&mut Host::new(pair), prompt, limits)?;
+    let own = npu.greedy(prompt, tokens)?;
+    let walking = |npu: &mut Remembering<NpuHost>| walk(npu, &mut Greedy, prompt, limits);
+    judged(pair, contract, prompt, limits, &own, &mut npu, &|| Host::new(pair), walking)
+}
 
-    let tally = Tally::of(&subject.walk.passes, limits.block, subject.walk.tokens.len());
-    let left = subject.walk.tokens.iter().zip(&own).position(|(a, b)| a != b);
+/// Judges the loop that `walking` makes of a subject's models against the subject's `own` greedy text and
+/// the loop over `fresh` reference models.
+pub(super) fn judged<S: Speculate<Error = HostError>, R: Speculate<Error = HostError>>(
+    pair: &Pair,
+    contract: &Contract,
+    prompt: &[u32],
+    limits: Limits,
+    own: &[u32],
+    models: &mut S,
+    fresh: &dyn Fn() -> R,
+    walking: impl FnOnce(&mut Remembering<S>) -> Result<Walk, HostError>,
+) -> Result<LoopResult, HostError> {
+    let subject = Told::of(models, walking)?;
+    let reference = Told::of(&mut fresh(), |models| walk(models, &mut Greedy, prompt, limits))?;
+
+    let (found, passes) = (&subject.walk.tokens, &subject.walk.passes);
+    let shorter = found.len().min(own.len());
+    let left = found.iter().zip(own).position(|(a, b)| a != b);
+    let left = left.or((found.len() != own.len()).then_some(shorter));
+    let differs = first_difference(&subject, &reference);
     let mut result = LoopResult {
         verdict: Verdict::Passed,
-        passes: tally.passes,
-        proposed: tally.proposed,
-        accepted: tally.accepted,
-        emitted: tally.emitted,
-        accepted_each: tally.accepted_each,
+        passes: passes.len(),
+        proposed: passes.iter().map(|pass| pass.proposed).sum(),
+        accepted: passes.iter().map(|pass| pass.accepted).sum(),
+        emitted: passes.iter().map(|pass| pass.emitted).sum(),
+        accepted_each: subject.accepted(),
         reference_accepted_each: reference.accepted(),
         greedy_text: left.is_none(),
         reason: None,
+        computes: Vec::new(),
+        first_wrong_pass: differs.and_then(|differs| match differs {
+            Differs::Token { pass, .. } => pass,
+            Differs::Proposal { pass, .. } | Differs::Count { pass } => Some(pass),
+        }),
     };
     if let Some(at) = left {
-        let (found, greedy) = (subject.walk.tokens[at], own[at]);
+        let said = |text: &[u32]| text.get(at).map_or("its end".to_string(), u32::to_string);
         let reason = format!(
-            "the loop's text leaves the subject's own greedy text at token {at}: {found} for {greedy}"
+            "the loop's text leaves the subject's own greedy text at token {at}: {} for {}",
+            said(found),
+            said(own)
         );
         (result.verdict, result.reason) = (Verdict::Failed, Some(reason));
-    } else if let Some(differs) = first_difference(&subject, &reference) {
+    } else if let Some(Differs::Count { pass }) = differs {
+        let counts = |pass: &Pass| format!("{} accepted of {}", pass.accepted, pass.proposed);
+        let reason = format!(
+            "pass {pass} counts {}, though its proposals and the text give {}",
+            counts(&passes[pass]),
+            counts(&reference.walk.passes[pass])
+        );
+        (result.verdict, result.reason) = (Verdict::Failed, Some(reason));
+    } else if let Some(differs) = differs {
         let (margin, sigma, what) = weigh(pair, contract, prompt, &subject, &reference, differs)?;
         let near = margin <= NEAR_TIE_SIGMAS * sigma;
         let (verdict, how) = match (near, chooses_experts(pair)) {
@@ -188,6 +241,10 @@ pub fn judge(
             "the loop leaves the reference's at {what}: margin {margin:.3e}, {:.1} sigmas, {how}",
             margin / sigma
         ));
+    }
+    if result.verdict == Verdict::Failed {
+        let same = mistakes::same_walk(prompt, limits, &subject.walk, fresh)?;
+        result.computes = same.iter().map(|made| made.mutant.name()).collect();
     }
     Ok(result)
 }
@@ -238,6 +295,7 @@ fn weigh(
             let variance = logits.variance_at(first + expected) + logits.variance_at(first + found);
             Ok((value(expected) - value(found), variance.sqrt(), what))
         }
+        Differs::Count { pass } => Ok((f64::INFINITY, 0.0, format!("what pass {pass} counts"))),
         Differs::Proposal { pass, j } => {
             let what = format!("proposal {} of pass {pass}", j + 1);
             let (found, expected) = (subject.proposed[pass][j], reference.proposed[pass][j]);
@@ -307,7 +365,6 @@ fn margin(values: &BTreeMap<&'static str, Expected>, j: usize, expected: u32, fo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::Pass;
 
     fn told(tokens: &[u32], passes: &[(usize, &[u32])]) -> Told {
         let mut anchor = 9;
@@ -335,5 +392,8 @@ mod tests {
         assert_eq!(first_difference(&proposal, &reference), Some(Differs::Proposal { pass: 0, j: 1 }));
         let token = told(&[1, 2, 3, 5, 4], &[(2, &[2, 3, 7]), (0, &[8])]);
         assert_eq!(first_difference(&token, &reference), Some(Differs::Token { at: 3, pass: Some(0) }));
+        // Nothing differs but that 7, which is not in the text, is counted as kept.
+        let count = told(&[1, 2, 3, 9, 4], &[(3, &[2, 3, 7]), (0, &[8])]);
+        assert_eq!(first_difference(&count, &reference), Some(Differs::Count { pass: 0 }));
     }
 }

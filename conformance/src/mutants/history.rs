@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 #[derive(Clone, Default)]
 pub struct History {
     values: BTreeMap<Site, Tensor>,
+    /// The layer of the last op in one.
+    layer: Option<u32>,
     weights: BTreeMap<Site, Linear>,
     experts: BTreeMap<Site, Vec<Linear>>,
     norms: BTreeMap<Site, Norm>,
@@ -18,6 +20,9 @@ pub struct History {
     choice_bias: BTreeMap<Site, Vector>,
     table: Option<Matrix>,
 }
+
+/// The sites whose values are looked for in lower layers.
+const OF_LAYERS_BELOW: [&str; 3] = ["k_cache", "v_cache", "out"];
 
 /// The parameters of a norm.
 #[derive(Clone)]
@@ -41,8 +46,13 @@ impl History {
         *self = Self::default();
     }
 
-    /// Remembers an op and what it gave.
+    /// Remembers an op and what it gave. Of the layers before, only what [`History::below`] is asked for stays: the values
+    /// of all sites would be a dump held in memory.
     pub fn note<T>(&mut self, at: Site, call: &Call<T>, value: Tensor) {
+        if at.layer.is_some() && at.layer != self.layer {
+            self.values.retain(|site, _| site.layer.is_none() || OF_LAYERS_BELOW.contains(&site.name));
+            self.layer = at.layer;
+        }
         self.values.insert(at, value);
         match call {
             Call::Linear { w, .. } => drop(self.weights.insert(at, (*w).clone())),
@@ -75,13 +85,13 @@ impl History {
         self.value(Site { layer: None, name: "" }, name)
     }
 
-    /// The value of `name` in the nearest layer below that of `at` which has it.
+    /// The value of `name`, one of [`OF_LAYERS_BELOW`], in the nearest layer below that of `at` which has it.
     pub fn below(&self, at: Site, name: &str) -> Option<&Tensor> {
         let below = |site: &Site| site.name == name && site.layer.is_some() && site.layer < at.layer;
         self.values.iter().filter(|(site, _)| below(site)).max_by_key(|(site, _)| site.layer).map(|(_, v)| v)
     }
 
-    /// The values of `name` in the layers below that of `at`, the lowest first.
+    /// The values of `name`, one of [`OF_LAYERS_BELOW`], in the layers below that of `at`, the lowest first.
     pub fn all_below(&self, at: Site, name: &str) -> Vec<&Tensor> {
         let below = |site: &Site| site.name == name && site.layer.is_some() && site.layer < at.layer;
         self.values.iter().filter(|(site, _)| below(site)).map(|(_, value)| value).collect()

@@ -69,7 +69,7 @@ impl std::fmt::Debug for Mutant {
 }
 
 /// A mutant of a table.
-const fn mutant(
+pub(crate) const fn mutant(
     id: &'static str,
     variant: &'static str,
     formula: &'static str,

@@ -1,6 +1,8 @@
 //! Reading `ID[:VARIANT][@SITE]`.
 
 use super::{Mutant, all, device};
+use crate::draft::{self, LoopMutant};
+use crate::edits::{self, Edit};
 use spec::Site;
 
 /// One mutant and the sites it is applied at.
@@ -12,6 +14,10 @@ pub struct Selection {
     pub site: Option<String>,
     /// The hook of a mutant that is realised in the NPU path.
     pub fault: Option<fn() -> std::sync::Arc<dyn ::device::Fault>>,
+    /// The edit of a mutant that is realised in the package.
+    pub edit: Option<&'static Edit>,
+    /// The mistake of a mutant that is realised in the speculative loop.
+    pub in_loop: Option<&'static LoopMutant>,
 }
 
 /// Why a selection is not one.
@@ -24,8 +30,8 @@ pub enum SelectError {
     #[error("mutant {0} has no variant {1}; it has {2}")]
     Variant(String, String, String),
     /// A site for a mutant that is not made at one.
-    #[error("mutant {0} is made in the device and not at a site; leave {1} out")]
-    NoSite(String, String),
+    #[error("mutant {0} is made in {2} and not at a site; leave {1} out")]
+    NoSite(String, String, &'static str),
     /// The site part matches nothing that a model could have.
     #[error("site {0} is no site name; nearest: {1}")]
     Site(String, String),
@@ -39,10 +45,14 @@ impl Selection {
             None => (text, None),
         };
         let (id, variant) = name.split_once(':').map_or((name, None), |(id, variant)| (id, Some(variant)));
-        let in_device = || device::MUTANTS.iter().map(|m| &m.mutant);
-        let variants: Vec<&'static Mutant> = all().chain(in_device()).filter(|m| m.id == id).collect();
+        let elsewhere = || {
+            let hooks = device::MUTANTS.iter().map(|hook| &hook.mutant);
+            let loops = draft::MUTANTS.iter().map(|made| &made.mutant);
+            hooks.chain(edits::all().map(|edit| &edit.mutant)).chain(loops)
+        };
+        let variants: Vec<&'static Mutant> = all().chain(elsewhere()).filter(|m| m.id == id).collect();
         if variants.is_empty() {
-            let ids: Vec<&str> = all().chain(in_device()).map(|m| m.id).collect();
+            let ids: Vec<&str> = all().chain(elsewhere()).map(|m| m.id).collect();
             return Err(SelectError::Unknown(id.to_string(), nearest(id, &ids)));
         }
         let mutant = match variant {
@@ -56,10 +66,19 @@ impl Selection {
             check_site(site)?;
         }
         let hook = device::MUTANTS.iter().find(|m| std::ptr::eq(&m.mutant, mutant));
-        if let (Some(_), Some(site)) = (hook, &site) {
-            return Err(SelectError::NoSite(mutant.name(), format!("@{site}")));
+        let edit = edits::all().find(|edit| std::ptr::eq(&edit.mutant, mutant));
+        let in_loop = draft::MUTANTS.iter().find(|made| std::ptr::eq(&made.mutant, mutant));
+        let place = hook.map(|_| "the device").or(edit.map(|_| "the package"));
+        let place = place.or(in_loop.map(|_| "the speculative loop"));
+        if let (Some(place), Some(site)) = (place, &site) {
+            return Err(SelectError::NoSite(mutant.name(), format!("@{site}"), place));
         }
-        Ok(Selection { mutant, site, fault: hook.map(|m| m.fault) })
+        Ok(Selection { mutant, site, fault: hook.map(|m| m.fault), edit, in_loop })
+    }
+
+    /// Whether the mutant is made in an op, at a site.
+    pub fn in_op(&self) -> bool {
+        self.fault.is_none() && self.edit.is_none() && self.in_loop.is_none()
     }
 
     /// Whether the mutant is to be tried at `at`.

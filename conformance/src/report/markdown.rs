@@ -103,6 +103,9 @@ fn describe(text: &mut String, result: &PackageResult) {
     if let Some(named) = result.explanation.as_ref().and_then(|e| e.named.as_ref()) {
         let _ = writeln!(text, "- computes {} (`{}`, rms z {:.2})", named.formula, named.mutant, named.z_rms);
     }
+    if let Some(as_if) = &result.as_if {
+        let _ = writeln!(text, "- as if {} (`{}`, rms z {:.2})", as_if.says, as_if.edit, as_if.z_rms);
+    }
     let mut sites: Vec<&SiteResult> = result.sites.iter().filter(|s| s.verdict != Verdict::Passed).collect();
     sites.sort_by(|a, b| b.z_rms.total_cmp(&a.z_rms));
     for site in sites.iter().take(5) {

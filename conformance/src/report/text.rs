@@ -116,6 +116,13 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
             (None, None) => {}
         }
     }
+    if let Some(as_if) = &result.as_if {
+        writeln!(
+            text,
+            "  as if      {} ({}): reproduces it with rms z {:.3}",
+            as_if.says, as_if.edit, as_if.z_rms
+        )?;
+    }
     measured(text, result)?;
     if result.verdict >= Verdict::Drift {
         writeln!(text, "  again      {}", result.repro)?;

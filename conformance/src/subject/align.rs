@@ -129,20 +129,28 @@ fn refines(a: &[usize], b: &[usize]) -> bool {
     a.last() == b.last() && (within(&a, &b) || within(&b, &a))
 }
 
+/// The shape that [`align`] gives.
+pub fn shown(fit: Fit, expected: &[usize]) -> Vec<usize> {
+    match fit {
+        Fit::LastRows(rows) => [&[rows], &expected[1..]].concat(),
+        _ => expected.to_vec(),
+    }
+}
+
 /// The values of `array` in the shape of the site, or of its last rows. `first` is where the pass begins
 /// among all tokens.
 pub fn align(fit: Fit, expected: &[usize], array: &Array, first: usize) -> Tensor {
-    let shape = |shape: &[usize], values: Vec<f32>| {
-        Tensor::from_shape_vec(ndarray::IxDyn(shape), values).expect("a shape that was found to fit")
+    let shape = |values: Vec<f32>| {
+        let shape = shown(fit, expected);
+        Tensor::from_shape_vec(ndarray::IxDyn(&shape), values).expect("a shape that was found to fit")
     };
     let width: usize = expected.iter().skip(1).product();
     match fit {
-        Fit::Same | Fit::Reshaped => shape(expected, array.values.clone()),
-        Fit::LastRows(rows) => shape(&[&[rows], &expected[1..]].concat(), array.values.clone()),
-        Fit::AllPasses => shape(expected, array.values[first * width..][..expected[0] * width].to_vec()),
+        Fit::Same | Fit::Reshaped | Fit::LastRows(_) => shape(array.values.clone()),
+        Fit::AllPasses => shape(array.values[first * width..][..expected[0] * width].to_vec()),
         Fit::HalfTable => {
             let rows = array.values.chunks_exact((width / 2).max(1));
-            shape(expected, rows.flat_map(|row| [row, row].concat()).collect())
+            shape(rows.flat_map(|row| [row, row].concat()).collect())
         }
         Fit::LastKeys(kept) => {
             let (rows, keys) = (expected[0] * expected[1], expected[2]);
@@ -151,7 +159,7 @@ pub fn align(fit: Fit, expected: &[usize], array: &Array, first: usize) -> Tenso
                 values[row * keys + keys - kept..][..kept]
                     .copy_from_slice(&array.values[row * kept..][..kept]);
             }
-            shape(expected, values)
+            shape(values)
         }
     }
 }

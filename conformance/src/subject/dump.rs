@@ -1,12 +1,13 @@
 //! A subject that somebody else ran: its values lie on disk.
 
-use super::align::{Fit, Shapes, align, fit};
+use super::align::{Fit, Shapes, align, fit, shown};
 use super::map::{Entry, NameMap};
 use super::names::{Meaning, meaning, split_pass};
 use super::{Remarks, Subject, SubjectError};
 use crate::follow::PassTaps;
 use crate::mutants::matches;
 use crate::passes::{Pass, teacher_forced};
+use crate::taps::ReadValue;
 use golden::find_dumps;
 use golden::import::arrays::Arrays;
 use golden::import::llamacpp::KlBase;
@@ -16,6 +17,7 @@ use spec::Site;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A dump as named on the command line.
 #[derive(Clone, Debug, PartialEq)]
@@ -132,16 +134,19 @@ impl DumpSubject {
     pub fn new(opened: OpenedDump, model: &Model, passes: &[Pass]) -> Result<DumpSubject, SubjectError> {
         match opened.source {
             Source::Base { base, chunk } => Ok(Self::of_base(&base, chunk, passes)),
-            Source::Arrays { mut arrays, map } => {
+            Source::Arrays { arrays, map } => {
+                let passed_over: Vec<String> =
+                    arrays.passed_over().iter().map(|file| format!("{file} (no array)")).collect();
+                let names: Vec<String> = arrays.names().map(str::to_string).collect();
                 let mut matching = Matching {
+                    arrays: Arc::new(Mutex::new(*arrays)),
                     shapes: Shapes::of(model),
                     passes,
                     from: BTreeMap::new(),
                     subject: DumpSubject::default(),
                 };
-                let passed_over = arrays.passed_over().iter().map(|file| format!("{file} (no array)"));
                 matching.subject.remarks.unmatched.extend(passed_over);
-                matching.all(&mut arrays, &map);
+                matching.all(names, &map);
                 Ok(matching.subject)
             }
         }
@@ -168,7 +173,64 @@ impl DumpSubject {
     }
 }
 
+/// Where the values of one site or several come from.
+#[derive(Clone)]
+struct Origin {
+    name: String,
+    /// What the map file declares of it, and the axes of its site.
+    declared: Option<(Entry, &'static [&'static str])>,
+    /// Of all columns, those from one up to another.
+    columns: Option<(usize, usize)>,
+}
+
+impl Origin {
+    fn plain(name: &str) -> Origin {
+        Origin { name: name.to_string(), declared: None, columns: None }
+    }
+
+    fn read(&self, arrays: &Mutex<Arrays>) -> Result<Array, String> {
+        let mut arrays = arrays.lock().unwrap_or_else(PoisonError::into_inner);
+        let array = match &self.declared {
+            Some((entry, axes)) => entry.read(&mut arrays, &self.name, axes)?,
+            None => arrays.read(&self.name).map_err(|error| error.to_string())?,
+        };
+        Ok(match self.columns {
+            Some((start, end)) => some_columns(&array, start, end),
+            None => array,
+        })
+    }
+
+    /// The value as its site has it, of an array whose shape was found to fit.
+    fn value(
+        &self,
+        arrays: &Mutex<Arrays>,
+        fitted: &[usize],
+        how: Fit,
+        shape: &[usize],
+        first: usize,
+    ) -> Result<Tensor, String> {
+        let array = self.read(arrays)?;
+        match array.shape == fitted {
+            true => Ok(align(how, shape, &array, first)),
+            false => Err(format!("{} had shape {fitted:?} and now has {:?}", self.name, array.shape)),
+        }
+    }
+}
+
+/// Columns `start..end` of an array, rows over all its other axes.
+fn some_columns(array: &Array, start: usize, end: usize) -> Array {
+    let columns = array.shape.last().copied().unwrap_or(0).max(1);
+    let rows = array.values.chunks_exact(columns);
+    Array {
+        shape: vec![array.values.len() / columns, end.min(columns) - start.min(columns)],
+        values: rows.flat_map(|row| row[start.min(columns)..end.min(columns)].iter().copied()).collect(),
+        dtype: array.dtype.clone(),
+    }
+}
+
+/// Every array is read once, to see that it can be, one at a time; what is kept is where it lies.
 struct Matching<'a> {
+    arrays: Arc<Mutex<Arrays>>,
     shapes: Shapes,
     passes: &'a [Pass],
     /// Which array a tap came from.
@@ -177,15 +239,14 @@ struct Matching<'a> {
 }
 
 impl Matching<'_> {
-    fn all(&mut self, arrays: &mut Arrays, map: &NameMap) {
-        let names: Vec<String> = arrays.names().map(str::to_string).collect();
+    fn all(&mut self, names: Vec<String>, map: &NameMap) {
         let mut logit_files: Vec<(u64, String)> = Vec::new();
         for name in names {
             if map.ignore.iter().any(|glob| matches(glob, &name)) || map.is_scales(&name) {
                 continue;
             }
             if let Some(entry) = map.find(&name) {
-                if let Err(reason) = self.declared(arrays, &name, &entry) {
+                if let Err(reason) = self.declared(&name, &entry) {
                     self.subject.remarks.problems.push(reason);
                 }
                 continue;
@@ -202,31 +263,25 @@ impl Matching<'_> {
                         self.subject.remarks.unmatched.push(missing);
                         continue;
                     }
-                    let placed = arrays
-                        .read(&name)
-                        .map_err(|error| error.to_string())
-                        .and_then(|array| self.place(&name, pass.as_deref(), &known, &array));
+                    let placed = self.place(&Origin::plain(&name), pass.as_deref(), &known);
                     if let Err(reason) = placed {
                         self.subject.remarks.problems.push(reason);
                     }
                 }
             }
         }
-        self.logits(arrays, logit_files);
+        self.logits(logit_files);
     }
 
     /// One array of logits a generated token, in the order of their numbers.
-    fn logits(&mut self, arrays: &mut Arrays, mut files: Vec<(u64, String)>) {
+    fn logits(&mut self, mut files: Vec<(u64, String)>) {
         files.sort();
         for (n, (_, name)) in files.into_iter().enumerate() {
             let Some(pass) = self.passes.get(n).map(|pass| pass.name.clone()) else {
                 self.subject.remarks.unmatched.push(format!("{name} (no such step in the run)"));
                 continue;
             };
-            let placed = arrays
-                .read(&name)
-                .map_err(|error| error.to_string())
-                .and_then(|array| self.place(&name, Some(&pass), &[Site::model("logits")], &array));
+            let placed = self.place(&Origin::plain(&name), Some(&pass), &[Site::model("logits")]);
             if let Err(reason) = placed {
                 self.subject.remarks.problems.push(reason);
             }
@@ -234,7 +289,7 @@ impl Matching<'_> {
     }
 
     /// An array that the map file declares.
-    fn declared(&mut self, arrays: &mut Arrays, name: &str, entry: &Entry) -> Result<(), String> {
+    fn declared(&mut self, name: &str, entry: &Entry) -> Result<(), String> {
         let taps = entry.taps();
         let mut targets = Vec::new();
         for tap in &taps {
@@ -245,12 +300,13 @@ impl Matching<'_> {
             targets.push((pass, site));
         }
         let Some((pass, first)) = targets.first() else { return Ok(()) };
-        let array = entry.read(arrays, name, first.info().axes)?;
+        let declared = Some((entry.clone(), first.info().axes));
+        let origin = Origin { declared, ..Origin::plain(name) };
         if targets.len() == 1 {
-            return self.place(name, *pass, &[*first], &array);
+            return self.place(&origin, *pass, &[*first]);
         }
         // Side by side along the last axis, each as wide as its site.
-        let columns = array.shape.last().copied().unwrap_or(0);
+        let columns = origin.read(&self.arrays)?.shape.last().copied().unwrap_or(0);
         let widths: Vec<usize> = targets
             .iter()
             .map(|(_, site)| self.shapes.at(site, 1, 1).map_or(0, |shape| shape.iter().product()))
@@ -260,20 +316,16 @@ impl Matching<'_> {
         }
         let mut start = 0;
         for ((pass, site), width) in targets.iter().zip(widths) {
-            let rows = array.values.chunks_exact(columns);
-            let part = Array {
-                shape: vec![array.values.len() / columns, width],
-                values: rows.flat_map(|row| row[start..start + width].iter().copied()).collect(),
-                dtype: array.dtype.clone(),
-            };
-            self.place(name, *pass, &[*site], &part)?;
+            let part = Origin { columns: Some((start, start + width)), ..origin.clone() };
+            self.place(&part, *pass, &[*site])?;
             start += width;
         }
         Ok(())
     }
 
     /// Puts an array to the candidate that it fits best.
-    fn place(&mut self, name: &str, pass: Option<&str>, sites: &[Site], array: &Array) -> Result<(), String> {
+    fn place(&mut self, origin: &Origin, pass: Option<&str>, sites: &[Site]) -> Result<(), String> {
+        let (name, found) = (&origin.name, origin.read(&self.arrays)?.shape);
         let all: usize = self.passes.iter().map(|pass| pass.ids.len()).sum();
         let index = match pass {
             None => Some(0),
@@ -289,40 +341,50 @@ impl Matching<'_> {
             self.shapes.at(site, self.passes[index].ids.len(), keys)
         };
         let all = if pass.is_none() { all } else { 0 };
-        let fitting = sites
-            .iter()
-            .filter_map(|site| Some((fit(site, &expected(site, index)?, &array.shape, all)?, *site)));
+        let fitting =
+            sites.iter().filter_map(|site| Some((fit(site, &expected(site, index)?, &found, all)?, *site)));
         let Some((how, site)) = fitting.min_by_key(|(how, _)| *how) else {
             let takes: Vec<String> = sites
                 .iter()
                 .map(|site| format!("{site} {:?}", expected(site, index).unwrap_or_default()))
                 .collect();
             return Err(format!(
-                "{name} has shape {:?}, but {} takes {}; declare its axes with --map",
-                array.shape,
+                "{name} has shape {found:?}, but {} takes {}; declare its axes with --map",
                 self.passes[index].name,
                 takes.join(" or ")
             ));
         };
         let indices = if how == Fit::AllPasses { 0..self.passes.len() } else { index..index + 1 };
-        let aligned = indices.map(|index| {
-            let first = self.passes[..index].iter().map(|pass| pass.ids.len()).sum();
-            let shape = expected(&site, index).unwrap_or_default();
-            (self.passes[index].name.clone(), align(how, &shape, array, first))
-        });
-        let aligned: Vec<(String, Tensor)> = aligned.collect();
-        aligned.into_iter().try_for_each(|(pass, value)| self.insert(name, pass, site, value))
+        let stored: Vec<(String, Vec<usize>, ReadValue)> = indices
+            .map(|index| {
+                let first = self.passes[..index].iter().map(|pass| pass.ids.len()).sum();
+                let shape = expected(&site, index).unwrap_or_default();
+                let (arrays, origin) = (self.arrays.clone(), origin.clone());
+                let (fitted, whole) = (found.clone(), shape.clone());
+                let read = move || origin.value(&arrays, &fitted, how, &whole, first);
+                (self.passes[index].name.clone(), shown(how, &shape), Arc::new(read) as ReadValue)
+            })
+            .collect();
+        stored.into_iter().try_for_each(|(pass, shape, read)| self.insert(name, pass, site, shape, read))
     }
 
     /// Two arrays for one tap must be equal, or neither is judged.
-    fn insert(&mut self, name: &str, pass: String, site: Site, value: Tensor) -> Result<(), String> {
+    fn insert(
+        &mut self,
+        name: &str,
+        pass: String,
+        site: Site,
+        shape: Vec<usize>,
+        read: ReadValue,
+    ) -> Result<(), String> {
         let taps = self.subject.taps.entry(pass.clone()).or_default();
         let key = (pass, site);
         if let Some(other) = self.from.get(&key) {
             let bits = |t: &Tensor| t.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            let value = read()?;
             let equal = taps
                 .get(&site)
-                .is_some_and(|before| before.shape() == value.shape() && bits(before) == bits(&value));
+                .is_some_and(|before| before.shape() == value.shape() && bits(&before) == bits(&value));
             if equal {
                 return Ok(());
             }
@@ -332,7 +394,7 @@ impl Matching<'_> {
                 key.0
             ));
         }
-        taps.insert(site, value);
+        taps.insert_stored(site, shape, read);
         self.from.insert(key, name.to_string());
         Ok(())
     }

@@ -303,6 +303,31 @@ fn op_call(op: &str, inputs: Vec<Option<Input>>, numbers: Vec<(&str, f64)>, outp
     }
 }
 
+/// The plain forms of one call after another: the three steps of an attention have one, at the last.
+#[derive(Default)]
+pub struct PlainForms {
+    scores: Option<Scores>,
+    mask: Option<(Mask, Option<Vector>)>,
+}
+
+impl PlainForms {
+    /// The form of the next call; nothing where it is a step before the last, or kernels outside are not asked for it.
+    pub fn next(&mut self, call: &Call<Tensor>, output: &[usize]) -> Option<OpCall> {
+        match *call {
+            Call::AttnScores { q, k, scale, softcap } => {
+                self.scores = Some(Scores { q: q.clone(), k: k.clone(), scale, softcap });
+                None
+            }
+            Call::AttnProbs { mask, sinks, .. } => {
+                self.mask = Some((mask, sinks.cloned()));
+                None
+            }
+            Call::AttnCtx { v, .. } => attention(self.scores.take(), self.mask.take(), v, output),
+            _ => plain_call(call, output).map(|(_, form)| form),
+        }
+    }
+}
+
 /// Scores, probabilities and context as one call.
 fn attention(
     scores: Option<Scores>,

@@ -24,6 +24,8 @@ pub use result::{
 pub use whole::whole_numbers;
 
 use crate::contract::Contract;
+use crate::draft::Pair;
+use crate::edits::{Edit, Sources};
 use crate::follow::View;
 use crate::judge::Verdict;
 use crate::mutants::Selection;
@@ -96,6 +98,8 @@ pub struct Loaded {
     pub topk: Option<TopK>,
     /// The draft beside it, where the package is a pair.
     pub draft: Option<Draft>,
+    /// What it was made of, where a failure is to be told what it reads as if.
+    pub sources: Option<Sources>,
 }
 
 /// Why a package cannot be verified at all.
@@ -172,6 +176,12 @@ fn judged(
     };
     let mut result = PackageResult::blank(&loaded.name, subject, options, repro);
 
+    if let Some(selection) = options.mutate
+        && (selection.edit.is_some_and(|edit| !can_be_edited(loaded, edit))
+            || selection.in_loop.is_some() && loaded.draft.is_none())
+    {
+        return Err(applies_nowhere(loaded, selection));
+    }
     let mut dump = match (options.subject, options.mutate) {
         (SubjectSpec::Dump(spec), None) => {
             let opened = spec.open().map_err(|error| VerifyError::Subject(error.to_string()))?;
@@ -217,7 +227,7 @@ fn judged(
             false
         }
     };
-    if let Some(selection) = options.mutate.filter(|selection| selection.fault.is_none())
+    if let Some(selection) = options.mutate.filter(|selection| selection.in_op())
         && applied.is_empty()
         && !in_draft
     {
@@ -243,6 +253,7 @@ fn judged(
             Err(why) => result.notes.push(format!("no budget of the layers: {why}")),
         }
     }
+    result.problems.extend(ran.taps.iter().flat_map(|taps| taps.take_lost()));
     conclude(loaded, prompt, options, ran.own.as_ref(), &mut result);
     if let Some(reason) = ran.remarks.crashed.take() {
         (result.verdict, result.reason) = (result.verdict.max(Verdict::Crashed), Some(reason));
@@ -251,6 +262,17 @@ fn judged(
         repeat::again(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
     }
     Ok(result)
+}
+
+/// Whether an edit changes the model or the draft beside it.
+fn can_be_edited(loaded: &Loaded, edit: &Edit) -> bool {
+    let Some(sources) = &loaded.sources else { return false };
+    let draft = || {
+        let draft = loaded.draft.clone()?;
+        let pair = Pair::new(loaded.config.clone(), loaded.model.clone(), draft).ok()?;
+        sources.edited_pair(edit, &pair)
+    };
+    sources.edited_model(edit).is_some() || draft().is_some()
 }
 
 fn applies_nowhere(loaded: &Loaded, selection: &Selection) -> VerifyError {

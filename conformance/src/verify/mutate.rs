@@ -16,7 +16,7 @@ pub fn one_at_a_time(
     options: &Options,
     mut repro: impl FnMut(Option<&str>) -> String,
 ) -> Result<Vec<PackageResult>, VerifyError> {
-    let Some(selection) = options.mutate.filter(|selection| selection.fault.is_none()) else {
+    let Some(selection) = options.mutate.filter(|selection| selection.in_op()) else {
         return Ok(vec![verify(loaded, prompt, options, repro(None))?]);
     };
     let sites = applicable(loaded, prompt, options, selection)
@@ -26,7 +26,13 @@ pub fn one_at_a_time(
     }
     let one = |site: Site| {
         let name = site.to_string();
-        let selection = Selection { mutant: selection.mutant, site: Some(name.clone()), fault: None };
+        let selection = Selection {
+            mutant: selection.mutant,
+            site: Some(name.clone()),
+            fault: None,
+            edit: None,
+            in_loop: None,
+        };
         let options = Options { mutate: Some(&selection), ..*options };
         let mut result = verify(loaded, prompt, &options, repro(Some(&name)))?;
         result.mutated = Some(name);

@@ -3,6 +3,7 @@
 use super::{Baseline, LayerBudget, Options, Repeat};
 use crate::cost::CostPerToken;
 use crate::draft::passes::LoopResult;
+use crate::edits::AsIf;
 use crate::extract::FailedOp;
 use crate::judge::{Mismatch, SiteResult, Verdict};
 use crate::mutants::explain::Explanation;
@@ -168,6 +169,9 @@ pub struct PackageResult {
     /// What it computes instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explanation: Option<Explanation>,
+    /// Which edit of the package the first wrong site agrees with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub as_if: Option<AsIf>,
     /// Costs of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<CostPerToken>,
@@ -243,6 +247,7 @@ impl PackageResult {
             notes: Vec::new(),
             first_failure: None,
             explanation: None,
+            as_if: None,
             cost: None,
             repeat: None,
             baseline: None,
@@ -279,7 +284,7 @@ impl PackageResult {
                 element: site.first_wrong,
                 pattern: site.pattern.clone(),
             });
-            self.explanation = None;
+            (self.explanation, self.as_if) = (None, None);
         }
     }
 

@@ -121,6 +121,15 @@ pub(super) fn once(
     dump: Option<OpenedDump>,
     passes: &[Pass],
 ) -> Result<(Ran, Vec<Site>), SubjectError> {
+    if let Some(selection) = options.mutate
+        && let Some(edit) = selection.edit
+    {
+        let edited = loaded.sources.as_ref().and_then(|sources| sources.edited_model(edit));
+        // An edit of the draft alone leaves the model as it is.
+        let model = edited.as_ref().map_or(&loaded.model, |(_, model, _)| model);
+        let mut subject = MutantSubject::new(model, options.contract, selection);
+        return Ok((run(&mut subject, passes)?, vec![]));
+    }
     match options.mutate.filter(|selection| selection.fault.is_none()) {
         Some(selection) => {
             let mut subject = MutantSubject::new(&loaded.model, options.contract, selection);
@@ -147,7 +156,7 @@ pub(super) struct Ran {
 fn run(subject: &mut dyn Subject, passes: &[Pass]) -> Result<Ran, SubjectError> {
     let taps = passes.iter().map(|pass| subject.pass(pass)).collect::<Result<Vec<_>, _>>()?;
     let cost = subject.cost();
-    let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.keys().copied().collect());
+    let sites: Vec<Site> = taps.first().map_or(vec![], |taps| taps.sites().copied().collect());
     let images = sites.into_iter().flat_map(|site| images_of(subject, site)).collect();
     Ok(Ran { taps, images, cost, own: subject.own().cloned(), remarks: subject.remarks() })
 }

@@ -4,8 +4,10 @@ use super::run::Ran;
 use super::{FirstFailure, Loaded, Options, PackageResult, Span};
 use crate::draft::judge::Runner;
 use crate::draft::{self, Pair};
+use crate::edits::AsIf;
 use crate::follow::{Follow, budget};
 use crate::judge::{Budget, Verdict};
+use crate::mutants::Selection;
 use crate::passes::Pass;
 use crate::subject::{SubjectError, SubjectSpec};
 use crate::variance::Bounded;
@@ -25,9 +27,10 @@ pub(super) fn judge_sites(
     };
     let judged =
         |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name)) && own(name);
-    let all = passes.iter().zip(&ran.taps).flat_map(|(pass, taps)| {
-        taps.iter().filter(|(site, _)| judged(&format!("{}.{site}", pass.name))).map(|(site, t)| (*site, t))
-    });
+    let all = passes
+        .iter()
+        .zip(&ran.taps)
+        .flat_map(|(pass, taps)| taps.shapes().filter(|(site, _)| judged(&format!("{}.{site}", pass.name))));
     let budget: Budget = budget(all);
     result.limits = budget.derivation();
     let mut state = loaded.model.fresh::<Bounded>();
@@ -49,10 +52,17 @@ pub(super) fn judge_sites(
                 pattern: wrong.pattern.clone(),
             });
             result.explanation = follow.explanation.take();
+            // Of a subject that is known to be wrong in an op nobody asks what it was read as.
+            if let (Some(sources), Some(wrong)) = (&loaded.sources, &follow.wrong)
+                && options.mutate.is_none_or(|selection| !selection.in_op())
+            {
+                let (passes, taps) = (&passes[..=n], &ran.taps[..=n]);
+                result.as_if = AsIf::of_model(sources, passes, taps, wrong, options.contract);
+            }
             result.failed_op = follow.failed.take();
         }
         if n == 0 {
-            let filled_in = taps.keys().filter(|site| !own(&format!("{}.{site}", pass.name)));
+            let filled_in = taps.sites().filter(|site| !own(&format!("{}.{site}", pass.name)));
             let not_exposed = follow.not_exposed.iter().chain(filled_in);
             result.not_exposed = not_exposed.map(Site::to_string).collect();
         }
@@ -89,11 +99,20 @@ pub(super) fn draft_sites(
     let golden = loaded.golden.as_ref().filter(|golden| golden.manifest().prompt == prompt);
     let (text, anchors) = text_and_anchors(golden, passes);
     let (contract, view, runner) = (options.contract, options.view, Runner::Mutant(selection));
-    match draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &|_| false) {
+    match draft::judge::judge(&pair, (&text, &anchors), runner, contract, view, false, &|_| false) {
         Ok(judged) => Ok(judged.applied),
         Err(SubjectError::Weights(source)) => Err(source),
         // What else stands against the draft is said where it is judged.
         Err(_) => Ok(vec![]),
+    }
+}
+
+/// The pair after the edit of the options, where that is one of its draft and not of its target.
+fn edited_draft(loaded: &Loaded, options: &Options, pair: &Pair) -> Option<Pair> {
+    let (sources, edit) = (loaded.sources.as_ref()?, options.mutate?.edit?);
+    match sources.edited_model(edit) {
+        Some(_) => None,
+        None => sources.edited_pair(edit, pair).map(|(pair, _)| pair),
     }
 }
 
@@ -114,8 +133,14 @@ pub(super) fn judge_draft(
         return Ok(false);
     };
     let fault = options.mutate.and_then(|selection| selection.fault).map(|fault| fault());
+    let edited = edited_draft(loaded, options, &pair);
     let runner = match (options.mutate, options.subject) {
-        (Some(selection), _) if selection.fault.is_none() => Runner::Mutant(selection),
+        (Some(selection), _) if selection.in_op() => Runner::Mutant(selection),
+        (Some(Selection { in_loop: Some(_), .. }), _) => Runner::Reference,
+        (Some(selection), _) if selection.edit.is_some() => match &edited {
+            Some(edited) => Runner::Edited(edited),
+            None => Runner::Reference,
+        },
         (_, SubjectSpec::Npu(engine, _)) => Runner::Npu(*engine, fault.clone()),
         (None, SubjectSpec::Reference) => Runner::Reference,
         _ => {
@@ -127,15 +152,18 @@ pub(super) fn judge_draft(
     let (text, anchors) = text_and_anchors(golden, passes);
     let judged = |name: &str| options.sites.is_none_or(|glob| crate::mutants::matches(glob, name));
     let (contract, view) = (options.contract, options.view);
-    if let Runner::Npu(engine, _) = runner
+    let prompt = &passes[0].ids;
+    let tokens = (text.len().saturating_sub(prompt.len())).max(2);
+    if let Some(made) = options.mutate.and_then(|selection| selection.in_loop) {
+        result.draft = Some(made.judge(&pair, contract, prompt, tokens)?);
+    } else if let Runner::Npu(engine, _) = runner
         && options.sites.is_none()
     {
-        let prompt = &passes[0].ids;
-        let tokens = (text.len() - prompt.len()).max(2);
         let judged = draft::passes::judge(&pair, &loaded.weights, engine, fault, contract, prompt, tokens);
         result.draft = Some(judged?);
     }
-    let mut of_draft = draft::judge::judge(&pair, &text, &anchors, runner, contract, view, &judged)?;
+    let mut of_draft =
+        draft::judge::judge(&pair, (&text, &anchors), runner, contract, view, options.extract, &judged)?;
     if result.first_failure.is_none()
         && let Some(wrong) = of_draft.sites.iter().find(|site| site.verdict == Verdict::Failed)
     {
@@ -145,6 +173,13 @@ pub(super) fn judge_draft(
             pattern: wrong.pattern.clone(),
         });
         result.explanation = of_draft.explanation.take();
+        result.failed_op = of_draft.failed.take();
+        if let (Some(sources), Some((wrong, taps))) = (&loaded.sources, &of_draft.wrong)
+            && options.mutate.is_none_or(|selection| !selection.in_op())
+        {
+            let blocks = (&text[..], &anchors[..taps.len()]);
+            result.as_if = AsIf::of_draft(sources, &pair, blocks, taps, wrong, contract);
+        }
     }
     result.sites.append(&mut of_draft.sites);
     result.not_exposed.append(&mut of_draft.not_exposed);

@@ -7,6 +7,7 @@
  * Built with one of these it is wrong on purpose, to see how that is reported:
  *   -DTRANSPOSED  square projections are read by columns
  *   -DWILD        the norm writes one value behind its output
+ *   -DMEDDLES     the norm writes into its input
  *   -DCRASHES     the projection reads through a null pointer
  *   -DHANGS       the projection never returns
  *   -DOLD_ABI     the table says another version
@@ -56,6 +57,9 @@ static int32_t rms_norm(const float *x, const float *weight, float *y, uint64_t 
     }
 #ifdef WILD
     y[rows * width] = 0.0f;
+#endif
+#ifdef MEDDLES
+    ((float *)x)[1] += 1.0f;
 #endif
     return KARAT_OK;
 }

@@ -66,7 +66,37 @@ def residual(case, x, branch):
     return [a + multiplier * b for a, b in zip(x, branch)]
 
 
-KERNELS = {"linear": linear, "rms_norm": rms_norm, "residual": residual}
+def attention(case, q, k, v, sinks=None):
+    """y[t, h] = sum_j softmax_j(scale * q[t, h] . k[j, g]) * v[j, g] over the keys that token t sees, where g is the key
+    head of h's group: those up to its own position `first + t`, the last `window` of them where that is not 0."""
+    shapes, numbers = case["inputs"], case["numbers"]
+    (tokens, heads, dim), (keys, kv_heads, width) = shapes["q"], shapes["v"]
+    y = []
+    for t in range(tokens):
+        position = int(numbers["first"]) + t
+        window = int(numbers["window"]) or position + 1
+        seen = range(max(0, position + 1 - window), min(keys, position + 1))
+        for h in range(heads):
+            g = h // (heads // kv_heads)
+            query = q[(t * heads + h) * dim :][:dim]
+            scores = []
+            for j in seen:
+                at = (j * kv_heads + g) * dim
+                score = numbers["scale"] * sum(a * b for a, b in zip(query, k[at : at + dim]))
+                if numbers["softcap"]:
+                    score = numbers["softcap"] * math.tanh(score / numbers["softcap"])
+                scores.append(score)
+            # A sink takes its share of the sum and gives nothing.
+            sink = [] if sinks is None else [sinks[h]]
+            largest = max(scores + sink)
+            weights = [math.exp(score - largest) for score in scores]
+            total = sum(weights) + sum(math.exp(s - largest) for s in sink)
+            rows = [(j * kv_heads + g) * width for j in seen]
+            y.extend(sum(w * v[at + d] for w, at in zip(weights, rows)) / total for d in range(width))
+    return y
+
+
+KERNELS = {"linear": linear, "rms_norm": rms_norm, "residual": residual, "attention": attention}
 
 
 def main():

@@ -13,8 +13,8 @@ use super::{Program, Shape, State, blocks, saved};
 use crate::DeviceError;
 use crate::host::act::{add, gate};
 use crate::host::conv::ConvState;
-use crate::host::delta::{DeltaState, Heads, Writes, unit_length};
-use crate::host::math::{exp, sigmoid, silu, softplus};
+use crate::host::delta::{DeltaState, Heads, Writes, log_decay, unit_length};
+use crate::host::math::{sigmoid, silu};
 use crate::host::norm::rms_norm;
 use crate::launcher::Source;
 use crate::pass::Pass;
@@ -171,8 +171,7 @@ impl Hybrid {
         unit_length(&mut k, key_dim, 1.0);
         pass.value("gdn_k_unit", &[key_heads, key_dim], &mut k);
 
-        let decay = |(n, a): (usize, &f32)| -exp(w.a_log[n % heads]) * softplus(a + w.dt_bias[n % heads]);
-        let mut g: Vec<f32> = a.iter().enumerate().map(decay).collect();
+        let mut g = log_decay(&a, &w.a_log, &w.dt_bias);
         pass.value("gdn_g", &[heads], &mut g);
         let mut beta: Vec<f32> = b.iter().map(|b| sigmoid(*b)).collect();
         pass.value("gdn_beta", &[heads], &mut beta);

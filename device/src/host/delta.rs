@@ -1,6 +1,6 @@
 //! The gated delta rule as a recurrence, heads side by side on threads and values side by side in registers.
 
-use super::math::exp;
+use super::math::{exp, softplus};
 use super::wide::{kernel, wide};
 use crate::simd::Kernel;
 use rayon::prelude::*;
@@ -318,6 +318,13 @@ fn one_chunk(chunk: &[ChunkRow], state: &mut [f32]) -> Vec<f32> {
         }
     }
     core
+}
+
+/// Logarithms of decays, `[rows, heads]` like `a`: `g = -e^a_log · softplus(a + dt_bias)` with numbers of the head.
+pub fn log_decay(a: &[f32], a_log: &[f32], dt_bias: &[f32]) -> Vec<f32> {
+    let heads = a_log.len();
+    let one = |(n, a): (usize, &f32)| -exp(a_log[n % heads]) * softplus(a + dt_bias[n % heads]);
+    a.iter().enumerate().map(one).collect()
 }
 
 /// `x / √(Σ x² + 1e-6) · scale` for every head of `dim` values.

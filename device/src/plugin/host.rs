@@ -2,7 +2,7 @@
 
 use super::call::OpCall;
 use super::shared::Shared;
-use super::wire::{Info, Reply, Request, Tap, receive, send};
+use super::wire::{Info, Reply, Request, Tap, overwritten, receive, send};
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -119,7 +119,13 @@ impl Plugin {
     /// Runs an op; `during` names it in errors.
     pub fn call(&mut self, call: &OpCall, during: &str) -> Result<Reply, PluginError> {
         let frame = Request::call(call, self.shared.as_mut());
-        self.send(&frame, during)
+        let reply = self.send(&frame, during)?;
+        // The library saw these inputs where they were put, not a copy.
+        let shared = self.shared.as_mut().filter(|_| !matches!(reply, Reply::Wild(_)));
+        Ok(match shared.and_then(|shared| overwritten(call, &frame, shared)) {
+            Some(input) => Reply::wrote_into(&call.op, input),
+            None => reply,
+        })
     }
 
     /// Loads a model.

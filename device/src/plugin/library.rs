@@ -1,13 +1,11 @@
 //! Calls into a loaded library: every raw pointer of the plug-in interface is made here.
 
 use super::abi::{ABI, Abi, Attention, ENTRY, NOT_SUPPORTED, OK};
-use super::call::OpCall;
-use super::wire::{Info, Reply, Tap};
+use super::call::{Input, OpCall};
+use super::wire::{GUARD, Info, Reply, Tap};
+use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
-
-/// Guard values before and behind every output.
-const GUARD: usize = 256;
 
 /// A quiet NaN with bits of its own: no arithmetic gives it.
 const GUARD_BITS: u32 = 0x7fe5_1a7e;
@@ -85,15 +83,17 @@ impl Library {
         }
     }
 
-    /// Runs an op: its inputs are checked against its formula first, its output and inputs afterwards.
-    pub(super) fn call(&self, call: &OpCall) -> Reply {
-        match self.run(call) {
+    /// Runs an op: its inputs are checked against its formula first, its output and its own inputs afterwards. (Inputs that are
+    /// borrowed from the other process are compared there.) [`Reply::Done`] where the result is in `room`, behind a guard.
+    pub(super) fn call(&self, call: &OpCall<Cow<[f32]>>, room: &mut [f32]) -> Reply {
+        match self.run(call, room) {
             Some(reply) => reply,
             None => Reply::Failed(format!("{}: the shapes of its inputs do not make a call", call.op)),
         }
     }
 
-    fn run(&self, call: &OpCall) -> Option<Reply> {
+    fn run(&self, call: &OpCall<Cow<[f32]>>, room: &mut [f32]) -> Option<Reply> {
+        (room.len() == call.elements().checked_add(2 * GUARD)?).then_some(())?;
         let count = |name: &str, n: usize| call.input(name).is_none_or(|input| input.values.len() == n);
         let all = call.elements();
         let ptr = |name: &str| call.input(name).map_or(std::ptr::null(), |input| input.values.as_ptr());
@@ -107,7 +107,7 @@ impl Library {
                 (inner == k && all == tokens * out && count("b", out)).then_some(())?;
                 // SAFETY: the pointers are to as many values as the sizes say, checked above; the output lies
                 // between guards. What the library does beyond that is its own affair and its own process.
-                guarded(call, |y| unsafe {
+                guarded(call, room, |y| unsafe {
                     f(ptr("x"), ptr("w"), ptr("b"), y, tokens as u64, inner as u64, out as u64)
                 })
             }
@@ -116,7 +116,7 @@ impl Library {
                 let [rows, width] = lengths(call, "x")?;
                 (all == rows * width && count("weight", width)).then_some(())?;
                 // SAFETY: as for linear.
-                guarded(call, |y| unsafe {
+                guarded(call, room, |y| unsafe {
                     f(ptr("x"), ptr("weight"), y, rows as u64, width as u64, number("eps") as f32)
                 })
             }
@@ -127,7 +127,7 @@ impl Library {
                 (tables && all == tokens * heads * dim).then_some(())?;
                 let (tokens, heads, dim, rotary) = (tokens as u64, heads as u64, dim as u64, rotary as u64);
                 // SAFETY: as for linear.
-                guarded(call, |y| unsafe {
+                guarded(call, room, |y| unsafe {
                     let interleaved = number("interleaved") as i32;
                     f(ptr("x"), ptr("cos"), ptr("sin"), y, tokens, heads, dim, rotary, interleaved)
                 })
@@ -152,7 +152,7 @@ impl Library {
                     softcap: number("softcap"),
                 };
                 // SAFETY: as for linear; `shape` outlives the call.
-                guarded(call, |y| unsafe {
+                guarded(call, room, |y| unsafe {
                     f(ptr("q"), ptr("k"), ptr("v"), ptr("sinks"), y, &raw const shape)
                 })
             }
@@ -161,7 +161,7 @@ impl Library {
                 (call.input("gate")?.values.len() == all && call.input("up")?.values.len() == all)
                     .then_some(())?;
                 // SAFETY: as for linear.
-                guarded(call, |y| unsafe {
+                guarded(call, room, |y| unsafe {
                     f(ptr("gate"), ptr("up"), y, all as u64, number("gelu_tanh") as i32)
                 })
             }
@@ -170,7 +170,7 @@ impl Library {
                 (call.input("x")?.values.len() == all && call.input("branch")?.values.len() == all)
                     .then_some(())?;
                 // SAFETY: as for linear.
-                guarded(call, |y| unsafe {
+                guarded(call, room, |y| unsafe {
                     f(ptr("x"), ptr("branch"), y, all as u64, number("multiplier") as f32)
                 })
             }
@@ -181,7 +181,7 @@ impl Library {
                 (all == ids.len() * hidden && ids.iter().all(|&id| (id as usize) < vocab)).then_some(())?;
                 let tokens = ids.len() as u64;
                 // SAFETY: as for linear; `ids` outlives the call.
-                guarded(call, |y| unsafe {
+                guarded(call, room, |y| unsafe {
                     let scale = number("scale") as f32;
                     f(ids.as_ptr(), ptr("table"), y, tokens, vocab as u64, hidden as u64, scale)
                 })
@@ -223,7 +223,7 @@ impl Library {
             return Reply::NotSupported;
         };
         let mut taps: Vec<Tap> = Vec::new();
-        let call = OpCall {
+        let call = OpCall::<Cow<[f32]>> {
             op: "step_batch".into(),
             inputs: vec![],
             numbers: vec![],
@@ -231,13 +231,15 @@ impl Library {
         };
         let context = (&raw mut taps).cast::<c_void>();
         let model = self.model;
+        let mut room = vec![0.0; call.elements() + 2 * GUARD];
         // SAFETY: the model came from `load`, the ids are as many as said, the output lies between guards, and
         // `collect` gets `taps` back as what it is while nothing else touches it.
-        let reply = guarded(&call, |y| unsafe {
+        let reply = guarded(&call, &mut room, |y| unsafe {
             step(model, ids.as_ptr(), ids.len() as u64, y, vocab as u64, collect, context)
         });
         match reply {
-            Reply::Values(values) => {
+            Reply::Done => {
+                let values = room[GUARD..GUARD + call.elements()].to_vec();
                 taps.push(Tap { site: "logits".into(), shape: vec![ids.len(), vocab], values });
                 Reply::Taps(taps)
             }
@@ -284,7 +286,7 @@ impl Library {
 }
 
 /// The shape of an input, where it has as many axes as the op reads.
-fn lengths<const N: usize>(call: &OpCall, input: &str) -> Option<[usize; N]> {
+fn lengths<const N: usize>(call: &OpCall<Cow<[f32]>>, input: &str) -> Option<[usize; N]> {
     call.input(input)?.shape.as_slice().try_into().ok()
 }
 
@@ -311,15 +313,20 @@ extern "C" fn collect(
     taps.push(Tap { site: site.to_string_lossy().into_owned(), shape, values });
 }
 
-/// Runs `f` on an output between guards; afterwards the guards and the inputs must be what they were.
-fn guarded(call: &OpCall, f: impl FnOnce(*mut f32) -> i32) -> Reply {
+/// Runs `f` on the output between the guards of `room`; afterwards the guards and the call's own inputs must be what they
+/// were.
+fn guarded(call: &OpCall<Cow<[f32]>>, room: &mut [f32], f: impl FnOnce(*mut f32) -> i32) -> Reply {
     let n = call.elements();
-    let mut buffer = vec![f32::from_bits(GUARD_BITS); n + 2 * GUARD];
-    buffer[GUARD..GUARD + n].fill(UNWRITTEN);
-    let before = call.inputs.clone();
-    let code = f(buffer[GUARD..].as_mut_ptr());
+    let guard = f32::from_bits(GUARD_BITS);
+    room[..GUARD].fill(guard);
+    room[GUARD..GUARD + n].fill(UNWRITTEN);
+    room[GUARD + n..].fill(guard);
+    let own =
+        |input: &Input<Cow<[f32]>>| matches!(input.values, Cow::Owned(_)).then(|| input.values.to_vec());
+    let before: Vec<Option<Vec<f32>>> = call.inputs.iter().map(own).collect();
+    let code = f(room[GUARD..].as_mut_ptr());
     let touched = |values: &[f32]| values.iter().filter(|v| v.to_bits() != GUARD_BITS).count();
-    let (ahead, behind) = (touched(&buffer[..GUARD]), touched(&buffer[GUARD + n..]));
+    let (ahead, behind) = (touched(&room[..GUARD]), touched(&room[GUARD + n..]));
     if ahead + behind > 0 {
         return Reply::Wild(format!(
             "{} wrote outside its output of {n} values: {ahead} before it, {behind} behind it",
@@ -327,11 +334,14 @@ fn guarded(call: &OpCall, f: impl FnOnce(*mut f32) -> i32) -> Reply {
         ));
     }
     let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
-    if let Some((input, _)) = before.iter().zip(&call.inputs).find(|(a, b)| !same(&a.values, &b.values)) {
-        return Reply::Wild(format!("{} wrote into its input {}", call.op, input.name));
+    let changed = |(before, input): &(&Option<Vec<f32>>, &Input<Cow<[f32]>>)| {
+        before.as_ref().is_some_and(|before| !same(before, &input.values))
+    };
+    if let Some((_, input)) = before.iter().zip(&call.inputs).find(changed) {
+        return Reply::wrote_into(&call.op, &input.name);
     }
     match code {
-        OK => Reply::Values(buffer[GUARD..GUARD + n].to_vec()),
+        OK => Reply::Done,
         code => failed(code, &call.op),
     }
 }
@@ -346,16 +356,15 @@ fn failed(code: i32, what: &str) -> Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::Input;
 
-    fn call() -> OpCall {
-        let x = Input { name: "x".into(), shape: vec![2], values: vec![1.0, 2.0] };
+    fn call() -> OpCall<Cow<'static, [f32]>> {
+        let x = Input { name: "x".into(), shape: vec![2], values: Cow::Owned(vec![1.0, 2.0]) };
         OpCall { op: "twice".into(), inputs: vec![x], numbers: vec![], output: vec![2] }
     }
 
-    fn write(at: isize) -> Reply {
+    fn write(at: isize, room: &mut [f32]) -> Reply {
         // SAFETY: the places lie inside the guards of the buffer under test.
-        guarded(&call(), |y| unsafe {
+        guarded(&call(), room, |y| unsafe {
             y.offset(at).write(2.0);
             OK
         })
@@ -363,9 +372,11 @@ mod tests {
 
     #[test]
     fn what_is_not_written_is_not_a_number() {
-        let Reply::Values(values) = write(1) else { panic!() };
-        assert!(values[0].is_nan());
-        assert_eq!(values[1], 2.0);
+        // What a call before this one left there does not count.
+        let mut room = [7.0; 2 + 2 * GUARD];
+        assert_eq!(write(1, &mut room), Reply::Done);
+        assert!(room[GUARD].is_nan());
+        assert_eq!(room[GUARD + 1], 2.0);
     }
 
     #[test]
@@ -375,13 +386,27 @@ mod tests {
                 "twice wrote outside its output of 2 values: {ahead} before it, {behind} behind it"
             ))
         };
-        assert_eq!(write(2), outside(0, 1));
-        assert_eq!(write(-1), outside(1, 0));
+        let mut room = [0.0; 2 + 2 * GUARD];
+        assert_eq!(write(2, &mut room), outside(0, 1));
+        assert_eq!(write(-1, &mut room), outside(1, 0));
+    }
+
+    #[test]
+    fn writing_into_an_input_is_seen() {
+        let call = call();
+        let x = call.inputs[0].values.as_ptr().cast_mut();
+        // SAFETY: the place is that of an input that nobody reads meanwhile; to write there is what is tested.
+        let reply = guarded(&call, &mut [0.0; 2 + 2 * GUARD], |_| unsafe {
+            x.write(3.0);
+            OK
+        });
+        assert_eq!(reply, Reply::Wild("twice wrote into its input x".into()));
     }
 
     #[test]
     fn codes_of_the_header() {
-        assert_eq!(guarded(&call(), |_| NOT_SUPPORTED), Reply::NotSupported);
-        assert_eq!(guarded(&call(), |_| 2), Reply::Failed("twice returned 2".into()));
+        let room = &mut [0.0; 2 + 2 * GUARD];
+        assert_eq!(guarded(&call(), room, |_| NOT_SUPPORTED), Reply::NotSupported);
+        assert_eq!(guarded(&call(), room, |_| 2), Reply::Failed("twice returned 2".into()));
     }
 }

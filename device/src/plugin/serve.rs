@@ -1,8 +1,10 @@
 //! The process that a library runs in.
 
+use super::call::OpCall;
 use super::library::Library;
 use super::shared::Shared;
-use super::wire::{Reply, Request, receive, send};
+use super::wire::{GUARD, Placed, Reply, Request, receive, send};
+use std::borrow::Cow;
 use std::fs::File;
 use std::path::Path;
 
@@ -24,8 +26,14 @@ pub fn serve(path: &Path, shared: Option<&Path>) -> u8 {
     }
     let mut requests = std::io::stdin().lock();
     while let Ok(Some(frame)) = receive(&mut requests) {
+        if let (Some((call, Some(room))), Some(shared)) = (Request::placed(&frame), &mut shared) {
+            if send(&mut out, &in_place(&library, call, room, shared)).is_err() {
+                return 70;
+            }
+            continue;
+        }
         let reply = match Request::from_bytes(&frame, shared.as_mut()) {
-            Some(Request::Call(call)) => library.call(&call),
+            Some(Request::Call(call)) => by_value(&library, call),
             Some(Request::Load(package)) => library.load(&package),
             Some(Request::Reset) => library.reset(),
             Some(Request::Step { ids, vocab }) => library.step(&ids, vocab),
@@ -38,6 +46,40 @@ pub fn serve(path: &Path, shared: Option<&Path>) -> u8 {
         }
     }
     0
+}
+
+/// Runs a call on values that stay in the shared memory, as its result does; the frame of the reply.
+fn in_place(library: &Library, call: OpCall<Placed>, room: u64, shared: &mut Shared) -> Vec<u8> {
+    let elements = call.elements();
+    let length = elements.checked_add(2 * GUARD).and_then(|n| n.checked_mul(4));
+    let reply = length.and_then(|length| shared.split(room, length)).and_then(|(inputs, output)| {
+        let lend = |placed: Placed| match placed {
+            Placed::Here(values) => Some(Cow::Owned(values)),
+            Placed::At(place, elements) => {
+                let start = usize::try_from(place).ok()?;
+                let bytes = inputs.get(start..start.checked_add(elements.checked_mul(4)?)?)?;
+                bytemuck::try_cast_slice(bytes).ok().map(Cow::Borrowed)
+            }
+        };
+        let call = call.with_values(lend)?;
+        Some(library.call(&call, bytemuck::try_cast_slice_mut(output).ok()?))
+    });
+    match reply {
+        Some(Reply::Done) => Reply::values_at(room + 4 * GUARD as u64, elements),
+        Some(other) => other.to_bytes(None),
+        None => Reply::Failed("the places of its values are not in the shared memory".into()).to_bytes(None),
+    }
+}
+
+/// Runs a call on values of its own.
+fn by_value(library: &Library, call: OpCall) -> Reply {
+    let elements = call.elements();
+    let Some(call) = call.with_values(|values| Some(Cow::Owned(values))) else { return Reply::NotSupported };
+    let mut room = vec![0.0; elements + 2 * GUARD];
+    match library.call(&call, &mut room) {
+        Reply::Done => Reply::Values(room[GUARD..GUARD + elements].to_vec()),
+        other => other,
+    }
 }
 
 /// Standard output for replies alone: what the library prints goes to standard error.

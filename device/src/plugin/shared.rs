@@ -49,14 +49,21 @@ impl Shared {
 
     /// Writes bytes behind those before them; their place, or nothing where there is no room for them.
     pub fn put(&mut self, bytes: &[u8]) -> Option<u64> {
+        let at = self.room(bytes.len())?;
+        let start = at as usize;
+        self.map.as_mut()?.get_mut(start..start + bytes.len())?.copy_from_slice(bytes);
+        Some(at)
+    }
+
+    /// Room for so many bytes behind those before them, whatever they hold now.
+    pub fn room(&mut self, length: usize) -> Option<u64> {
         let at = self.used.next_multiple_of(ALIGN);
-        let end = at.checked_add(bytes.len())?;
+        let end = at.checked_add(length)?;
         if self.map.as_ref().is_none_or(|map| map.len() < end) {
             let size = end.checked_next_power_of_two()?.max(LEAST);
             reserve(&self.file, size)?;
             self.remap()?;
         }
-        self.map.as_mut()?.get_mut(at..end)?.copy_from_slice(bytes);
         self.used = end;
         Some(at as u64)
     }
@@ -69,6 +76,13 @@ impl Shared {
             self.remap()?;
         }
         self.map.as_ref()?.get(at..end)
+    }
+
+    /// What lies before a place, to be read, and so many bytes from there on, to be written.
+    pub fn split(&mut self, at: u64, length: usize) -> Option<(&[u8], &mut [u8])> {
+        self.get(at, length)?;
+        let (before, behind) = self.map.as_mut()?.split_at_mut_checked(usize::try_from(at).ok()?)?;
+        Some((before, behind.get_mut(..length)?))
     }
 
     #[allow(unsafe_code)]
@@ -113,6 +127,11 @@ mod tests {
         assert_eq!(theirs.get(128, LEAST + 1), Some(&long[..]));
         assert_eq!(theirs.get(0, 1 << 30), None);
         assert_eq!(theirs.get(u64::MAX, 8), None);
+        let (before, room) = theirs.split(64, 5).unwrap();
+        assert_eq!((&before[..3], &*room), (&b"one"[..], &b"three"[..]));
+        room.copy_from_slice(b"THREE");
+        assert_eq!(ours.get(64, 5), Some(&b"THREE"[..]));
+        assert!(theirs.split(64, 1 << 30).is_none());
         theirs.begin();
         assert_eq!(theirs.put(b"two"), Some(0));
         assert_eq!(ours.get(0, 3), Some(&b"two"[..]));

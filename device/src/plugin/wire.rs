@@ -69,11 +69,21 @@ pub enum Reply {
     Wild(String),
 }
 
+/// Guard values before and behind every output.
+pub(super) const GUARD: usize = 256;
+
 /// In the place of a place: the values follow in the frame.
 const HERE: u64 = u64::MAX;
 
 /// The place of values, where two processes share memory.
 pub(super) type Memory<'s> = Option<&'s mut Shared>;
+
+/// Values of a frame: where they lie in the shared memory, and how many; or here.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Placed {
+    At(u64, usize),
+    Here(Vec<f32>),
+}
 
 struct Fields<'s>(Vec<u8>, Memory<'s>);
 
@@ -122,7 +132,11 @@ impl<'s> Fields<'s> {
         for (name, value) in &call.numbers {
             self.text(name).number(value.to_bits());
         }
-        self.shape(&call.output)
+        self.shape(&call.output);
+        // Room for the result behind the inputs, so that it need not be copied there.
+        let length = call.elements().checked_add(2 * GUARD).and_then(|n| n.checked_mul(4));
+        let room = self.1.as_mut().zip(length).and_then(|(shared, length)| shared.room(length));
+        self.number(room.unwrap_or(HERE))
     }
 
     fn tap(&mut self, tap: &Tap) -> &mut Self {
@@ -161,18 +175,58 @@ impl Rest<'_, '_> {
     }
 
     fn values(&mut self) -> Option<Vec<f32>> {
-        let length = (self.number()? as usize).checked_mul(4)?;
-        let bytes = match self.number()? {
-            HERE => self.bytes(length)?,
-            place => self.1.as_mut()?.get(place, length)?,
+        let placed = self.placed()?;
+        read(placed, &mut self.1)
+    }
+
+    fn placed(&mut self) -> Option<Placed> {
+        let elements = self.number()? as usize;
+        Some(match self.number()? {
+            HERE => Placed::Here(floats(self.bytes(elements.checked_mul(4)?)?)),
+            place => Placed::At(place, elements),
+        })
+    }
+
+    /// A call whose values stay where they are, and the room for its result.
+    fn call(&mut self) -> Option<(OpCall<Placed>, Option<u64>)> {
+        let call = OpCall {
+            op: self.text()?,
+            inputs: self.list(|r| Some(Input { name: r.text()?, shape: r.shape()?, values: r.placed()? }))?,
+            numbers: self.list(|r| Some((r.text()?, f64::from_bits(r.number()?))))?,
+            output: self.shape()?,
         };
-        let words = bytes.as_chunks::<4>().0;
-        Some(words.iter().map(|&word| f32::from_le_bytes(word)).collect())
+        let room = Some(self.number()?).filter(|&room| room != HERE);
+        Some((call, room))
     }
 
     fn tap(&mut self) -> Option<Tap> {
         Some(Tap { site: self.text()?, shape: self.shape()?, values: self.values()? })
     }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|&word| f32::from_le_bytes(word)).collect()
+}
+
+/// A copy of values.
+fn read(placed: Placed, memory: &mut Memory) -> Option<Vec<f32>> {
+    match placed {
+        Placed::Here(values) => Some(values),
+        Placed::At(place, elements) => Some(floats(memory.as_mut()?.get(place, elements.checked_mul(4)?)?)),
+    }
+}
+
+/// The name of an input whose values are no longer what [`Request::call`] put into the memory.
+pub(super) fn overwritten<'c>(call: &'c OpCall, frame: &[u8], shared: &mut Shared) -> Option<&'c str> {
+    let (placed, _) = Request::placed(frame)?;
+    let changed = |(ours, theirs): &(&Input, Input<Placed>)| match theirs.values {
+        Placed::At(place, elements) => {
+            let bytes = bytemuck::cast_slice::<f32, u8>(&ours.values);
+            elements.checked_mul(4).and_then(|length| shared.get(place, length)) != Some(bytes)
+        }
+        Placed::Here(_) => false,
+    };
+    call.inputs.iter().zip(placed.inputs).find(changed).map(|(input, _)| input.name.as_str())
 }
 
 impl Request {
@@ -181,6 +235,12 @@ impl Request {
         let mut f = Fields::new(memory);
         f.number(0).call(call);
         f.0
+    }
+
+    /// The call of a frame that is one, its values where they are; and the room for its result and the guards around.
+    pub(super) fn placed(frame: &[u8]) -> Option<(OpCall<Placed>, Option<u64>)> {
+        let mut rest = Rest(frame, None);
+        (rest.number()? == 0).then(|| rest.call())?
     }
 
     pub(super) fn to_bytes(&self, memory: Memory) -> Vec<u8> {
@@ -214,13 +274,10 @@ impl Request {
     pub(super) fn from_bytes(bytes: &[u8], memory: Memory) -> Option<Request> {
         let mut rest = Rest(bytes, memory);
         Some(match rest.number()? {
-            0 => Request::Call(OpCall {
-                op: rest.text()?,
-                inputs: rest
-                    .list(|r| Some(Input { name: r.text()?, shape: r.shape()?, values: r.values()? }))?,
-                numbers: rest.list(|r| Some((r.text()?, f64::from_bits(r.number()?))))?,
-                output: rest.shape()?,
-            }),
+            0 => {
+                let (call, _) = rest.call()?;
+                Request::Call(call.with_values(|values| read(values, &mut rest.1))?)
+            }
             1 => Request::Load(rest.text()?),
             2 => Request::Reset,
             3 => {
@@ -235,6 +292,17 @@ impl Request {
 }
 
 impl Reply {
+    pub(super) fn wrote_into(op: &str, input: &str) -> Reply {
+        Reply::Wild(format!("{op} wrote into its input {input}"))
+    }
+
+    /// The frame of a result that lies in the shared memory.
+    pub(super) fn values_at(place: u64, elements: usize) -> Vec<u8> {
+        let mut f = Fields(Vec::new(), None);
+        f.number(2).number(elements as u64).number(place);
+        f.0
+    }
+
     pub(super) fn to_bytes(&self, memory: Memory) -> Vec<u8> {
         let mut f = Fields::new(memory);
         match self {

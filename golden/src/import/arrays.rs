@@ -112,6 +112,9 @@ impl Arrays {
                     return Err(self.wrong(format!("holds no values of {tap}")));
                 };
                 let (shape, values) = (values.shape.to_vec(), values.values.into_owned());
+                if let Some(dump) = &self.dump {
+                    dump.release(&tap, 0, values.len());
+                }
                 Ok(Array { shape, values, dtype: "<f4".to_owned() })
             }
         }
@@ -229,6 +232,7 @@ fn decode(container: &Container, tensor: &str) -> Result<Array, DumpError> {
             return Err(wrong("f64, f32, f16, bf16, bool or an integer of 8 to 64 bits", other.to_string()));
         }
     };
+    container.release(slot, 0, bytes.len());
     Ok(Array { shape: slot.shape.clone(), values, dtype: slot.dtype.to_string() })
 }
 
