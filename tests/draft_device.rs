@@ -32,7 +32,7 @@ fn pair(name: &str, version: u8, block: usize) -> (Pair, Weights) {
 fn judged(pair: &Pair, engine: Engine, fault: Option<Arc<dyn Fault>>) -> Judged {
     let contract = Contract::named(engine.name()).unwrap();
     let runner = Runner::Npu(engine, fault);
-    judge(pair, &TEXT, &[6, 7, 11, 12, 17], runner, &contract, View::Own, &|_| true).unwrap()
+    judge(pair, (&TEXT, &[6, 7, 11, 12, 17]), runner, &contract, View::Own, false, &|_| true).unwrap()
 }
 
 fn failed(judged: &Judged) -> Vec<&str> {

@@ -28,6 +28,8 @@ pub struct Cost {
     pub device_time: Duration,
     /// Time in everything else.
     pub host_time: Duration,
+    /// The part of it in attention over cached keys: the only part that grows with their number.
+    pub attention_time: Duration,
 }
 
 impl AddAssign for Cost {
@@ -42,6 +44,7 @@ impl AddAssign for Cost {
         self.load_time += other.load_time;
         self.device_time += other.device_time;
         self.host_time += other.host_time;
+        self.attention_time += other.attention_time;
     }
 }
 

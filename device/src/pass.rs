@@ -1,10 +1,13 @@
 //! What a model program sees of a pass: where it stands, products, and sites.
 
 use crate::DeviceError;
+use crate::host::attention::Attention;
+use crate::host::cache::KvCache;
 use crate::launcher::Launcher;
 use crate::resident::{Key, Role};
 use crate::taps::Taps;
 use std::ops::Range;
+use std::time::Instant;
 
 /// A pass through the model, seen from the chunk of rows that is being computed in one layer.
 ///
@@ -103,6 +106,14 @@ impl Pass<'_, '_> {
             from += width;
         }
         Ok(fused)
+    }
+
+    /// The context of the queries of the rows in hand, whose keys are in the cache.
+    pub fn attend(&mut self, attention: &Attention, queries: &[f32], cache: &KvCache) -> Vec<f32> {
+        let began = Instant::now();
+        let context = attention.run(queries, cache, self.position());
+        self.launcher.counters.of(self.layer).attention_time += began.elapsed();
+        context
     }
 
     /// Names a value: `values` are rows of shape `row` at site `name`.

@@ -99,6 +99,21 @@ impl FromStr for Kernel {
     }
 }
 
+/// Asks for the cache line `distance` bytes behind the start of `of`, which may lie behind the end of the memory that it
+/// belongs to; nothing happens where there is none.
+#[inline(always)]
+pub(crate) fn prefetch<T: ?Sized>(of: &T, distance: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let address = std::ptr::from_ref(of).cast::<i8>().wrapping_add(distance);
+        // SAFETY: every x86-64 has the instruction, and it may be given any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (of, distance);
+}
+
 /// Brings `rows` activation rows into the format of the image's engine.
 ///
 /// One source for every kernel; the compiler turns it into the instructions of each.

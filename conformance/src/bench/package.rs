@@ -47,6 +47,9 @@ pub struct Run {
     /// Median ratio over interleaved pairs, all threads over one: prefill, decode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thread_gain: Option<[f64; 2]>,
+    /// What a step costs far behind the prompt (S14).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub far: Option<Far>,
     /// Bytes held at most, mapped pages of the weight file included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_bytes: Option<u64>,
@@ -58,6 +61,19 @@ pub struct Run {
     pub weight_bytes: u64,
     /// Bytes of keys, values and recurrent state of the whole run.
     pub state_bytes: u64,
+}
+
+/// A step near the start against one far behind it, on one thread; medians of interleaved pairs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Far {
+    /// Positions of the two steps.
+    pub positions: [usize; 2],
+    /// Milliseconds of the two.
+    pub step_ms: [f64; 2],
+    /// Milliseconds of them in attention over cached keys.
+    pub attention_ms: [f64; 2],
+    /// What the far step takes longer and attention does not explain, over the near step.
+    pub unexplained: f64,
 }
 
 impl Run {
@@ -110,6 +126,7 @@ pub fn run(
     prompt: &[u32],
     steps: usize,
     rounds: usize,
+    far: Option<usize>,
     weight_bytes: u64,
 ) -> Result<Run, BenchError> {
     let all = std::thread::available_parallelism().map_or(1, usize::from);
@@ -124,6 +141,7 @@ pub fn run(
         Arm::Npu(engine, switches) => {
             let mut npu = Npu::init(&loaded.config, &loaded.weights, engine, switches)?;
             npu.warm_up()?;
+            npu.extend_context(prompt.len() + steps)?;
             Some(npu)
         }
     };
@@ -162,6 +180,11 @@ pub fn run(
         npu.step_batch_tapped(&[*last], &mut counting)?;
         state_bytes = counting.0;
     }
+    // Its two states are held beside the one of the run, and do not count.
+    let far = match (&mut npu, far) {
+        (Some(npu), Some(far)) => Some(pools[0].install(|| far_step(npu, prompt, far, rounds))?),
+        _ => None,
+    };
     Ok(Run {
         subject: match arm {
             Arm::Reference => "reference".into(),
@@ -171,10 +194,47 @@ pub fn run(
         steps,
         speeds: speeds.collect(),
         thread_gain: (counts.len() > 1 && times.len() >= PAIRS).then(|| [gain(0), gain(1)]),
+        far,
         peak_bytes,
         private_bytes,
         weight_bytes,
         state_bytes,
+    })
+}
+
+/// S14: the state behind `prompt`, and behind `far` tokens, is kept; the steps behind them take turns.
+fn far_step(npu: &mut Npu, prompt: &[u32], far: usize, pairs: usize) -> Result<Far, BenchError> {
+    let ids: Vec<u32> = prompt.iter().copied().cycle().take(far).collect();
+    let mut behind = Vec::new();
+    for ids in [prompt, &ids] {
+        npu.reset();
+        npu.prefill(ids)?;
+        behind.push(npu.snapshot());
+    }
+    // Milliseconds [step, attention] of [near, far], and the difference of the pair that attention leaves.
+    let mut all: Vec<[[f64; 2]; 2]> = Vec::new();
+    for pair in 0..=pairs.max(PAIRS) {
+        let mut found = [[0.0; 2]; 2];
+        for at in if pair % 2 == 0 { [0, 1] } else { [1, 0] } {
+            npu.restore(&behind[at])?;
+            // Restored keys are a fresh copy; a step before the one that counts has touched them.
+            npu.step(prompt[0])?;
+            let mut result = Ok(Vec::new());
+            let step = seconds(|| result = npu.step(prompt[0]));
+            result?;
+            let attention = npu.counters().total().attention_time.as_secs_f64();
+            found[at] = [step * 1e3, attention * 1e3];
+        }
+        all.push(found);
+    }
+    let all = &all[1..];
+    let of = |at: usize, kind: usize| median(&all.iter().map(|p| p[at][kind]).collect::<Vec<_>>());
+    let unexplained = |[near, far]: &[[f64; 2]; 2]| ((far[0] - far[1]) - (near[0] - near[1])) / near[0];
+    Ok(Far {
+        positions: [prompt.len() + 1, far + 1],
+        step_ms: [of(0, 0), of(1, 0)],
+        attention_ms: [of(0, 1), of(1, 1)],
+        unexplained: median(&all.iter().map(unexplained).collect::<Vec<_>>()),
     })
 }
 
@@ -231,12 +291,24 @@ mod tests {
     #[test]
     fn state_is_counted() {
         let loaded = crate::cli::load::load("heads-6-2", None, &[]).unwrap();
-        let run_of = |arm| run(&loaded, arm, &[1, 2, 3, 4, 5], 3, 1, 1000).unwrap();
+        let run_of = |arm| run(&loaded, arm, &[1, 2, 3, 4, 5], 3, 1, None, 1000).unwrap();
         let npu = run_of(Arm::Npu(Engine::F32, Switches::default()));
         let run = run_of(Arm::Reference);
         assert_eq!([run.state_bytes, npu.state_bytes], [3 * 2 * 8 * 20 * 4; 2]);
         assert_eq!((run.prompt, run.steps, run.weight_bytes), (5, 3, 1000));
         assert!(run.speeds.iter().all(|speed| speed.prefill_tok_s > 0.0 && speed.decode_tok_s > 0.0));
+    }
+
+    // Of the two steps the far one reads forty keys, the near one six; what is told of them belongs to them.
+    #[test]
+    fn a_far_step_is_measured_beside_a_near_one() {
+        let loaded = crate::cli::load::load("heads-6-2", None, &[]).unwrap();
+        let arm = Arm::Npu(Engine::F32, Switches::default());
+        let far = run(&loaded, arm, &[1, 2, 3, 4, 5], 1, 1, Some(40), 1000).unwrap().far.unwrap();
+        assert_eq!(far.positions, [6, 41]);
+        for at in 0..2 {
+            assert!(0.0 < far.attention_ms[at] && far.attention_ms[at] < far.step_ms[at], "{far:?}");
+        }
     }
 
     #[test]
@@ -247,6 +319,7 @@ mod tests {
             steps: 1,
             speeds: vec![],
             thread_gain: None,
+            far: None,
             peak_bytes: Some(1150),
             private_bytes: Some(250),
             weight_bytes: 900,

@@ -39,6 +39,9 @@ pub struct Args {
     /// Steps behind the prompt.
     #[arg(long, value_name = "N", default_value_t = 8)]
     tokens: usize,
+    /// Hold a step behind this many tokens against one behind the prompt (of the NPU path, which can keep both states).
+    #[arg(long, value_name = "N", requires = "package")]
+    far: Option<usize>,
     /// Run the one subject in this process and print its run: a process of its own has a peak of its own.
     #[arg(long, hide = true)]
     here: bool,
@@ -93,8 +96,10 @@ fn of_package(args: &Args, package: &str) -> Result<Report, CliError> {
     for subject in &args.subject {
         let numbers = [args.prompt, args.tokens, args.pairs].map(|n| n.to_string());
         let [prompt, tokens, pairs] = &numbers;
+        let far = args.far.map(|far| far.to_string());
         let output = Command::new(&program)
             .args(["bench", package, "--here", "--subject", subject])
+            .args(far.iter().flat_map(|far| ["--far", far.as_str()]))
             .args(["--prompt", prompt, "--tokens", tokens, "--pairs", pairs])
             .output()
             .map_err(io("this program"))?;
@@ -137,8 +142,8 @@ fn here(args: &Args, package: &str) -> Result<Outcome, CliError> {
     let mut random = SplitMix64::new(17);
     let ids: Vec<u32> =
         (0..args.prompt.max(1)).map(|_| random.below(loaded.config.vocab_size()) as u32).collect();
-    check_length(&ids, &loaded.config, args.tokens, &loaded.name)?;
-    let run = run_package(&loaded, arm, &ids, args.tokens.max(1), args.pairs, weight_bytes)?;
+    check_length(&ids, &loaded.config, args.tokens.max(args.far.map_or(0, |far| far + 2)), &loaded.name)?;
+    let run = run_package(&loaded, arm, &ids, args.tokens.max(1), args.pairs, args.far, weight_bytes)?;
     Ok(Outcome { report: serde_json::to_string(&run).expect("names and numbers") + "\n", code: 0 })
 }
 
@@ -191,6 +196,16 @@ fn package_text(text: &mut String, package: &str, run: &Run) {
     }
     if let Some([prefill, decode]) = run.thread_gain {
         let _ = writeln!(text, "  all threads over one: prefill {prefill:.2}, decode {decode:.2}");
+    }
+    if let Some(far) = &run.far {
+        let [[near, far_step], [attention, far_attention]] = [far.step_ms, far.attention_ms];
+        let [at, far_at] = far.positions;
+        let _ = writeln!(
+            text,
+            "  step at position {at}: {near:.2} ms, {attention:.2} of them attention; at {far_at}: {far_step:.2} ms, \
+             {far_attention:.2} of them attention; not explained by it {:+.1} % of the near step",
+            100.0 * far.unexplained
+        );
     }
     let mb = |bytes: u64| bytes as f64 / 1e6;
     if let (Some(peak), Some(private), Some(ratio)) = (run.peak_bytes, run.private_bytes, run.memory_ratio())

@@ -147,7 +147,7 @@ impl GroupedAttention {
             softcap: None,
             sinks: w.sinks.as_deref(),
         };
-        let mut context = attention.run(&q, cache, pass.position());
+        let mut context = pass.attend(&attention, &q, cache);
         pass.value("attn_ctx", &[heads * dim], &mut context);
         if let Some(gate) = gate {
             context.iter_mut().zip(&gate).for_each(|(c, g)| *c *= sigmoid(*g));

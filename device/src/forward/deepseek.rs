@@ -104,7 +104,7 @@ impl Deepseek {
 
         let attention =
             Attention { heads, scale: c.attention_scale() as f32, window: None, softcap: None, sinks: None };
-        let mut context = attention.run(&q, &state.cache, pass.position());
+        let mut context = pass.attend(&attention, &q, &state.cache);
         pass.value("attn_ctx", &[heads * c.v_head_dim], &mut context);
         let [out] = pass.parts(Role::AttentionOut, &context)?;
         Ok(out)

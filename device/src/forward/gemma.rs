@@ -78,7 +78,7 @@ impl Gemma {
             softcap: c.attn_logit_softcapping.map(|cap| cap as f32),
             sinks: None,
         };
-        let mut context = attention.run(&q, cache, pass.position());
+        let mut context = pass.attend(&attention, &q, cache);
         pass.value("attn_ctx", &[heads * dim], &mut context);
         let [out] = pass.parts(Role::AttentionOut, &context)?;
         let mut branch = rms_norm(&out, &w.post_attention_layernorm, c.rms_norm_eps);

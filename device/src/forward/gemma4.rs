@@ -111,7 +111,7 @@ impl Gemma4 {
             self.caches[i].append(&k, &v);
         }
         let attention = Attention { heads, scale: 1.0, window: c.window(i), softcap: None, sinks: None };
-        let mut context = attention.run(&q, &self.caches[layer.kv_source], pass.position());
+        let mut context = pass.attend(&attention, &q, &self.caches[layer.kv_source]);
         pass.value("attn_ctx", &[heads * dim], &mut context);
         let [out] = pass.parts(Role::AttentionOut, &context)?;
         let mut branch = rms_norm(&out, &w.post_attention_layernorm, eps);

@@ -4,8 +4,8 @@ use super::cache::{Head, KEYS, KvCache};
 use super::math::{exp, softcap};
 use super::wide::{kernel, wide};
 use super::{LANES, fold};
-use crate::simd::Kernel;
-use crate::simd::lanes::{Lanes, prefetch};
+use crate::simd::lanes::Lanes;
+use crate::simd::{Kernel, prefetch};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -228,7 +228,7 @@ fn products<L: Lanes, const Q: usize, const S: usize>(
         let mut column = [lanes.splat(0.0); S];
         for s in 0..S {
             if Q <= FEW {
-                prefetch(ahead, ((panel + s) * dim + i) * KEYS);
+                prefetch(ahead, 4 * ((panel + s) * dim + i) * KEYS);
             }
             column[s] = lanes.load(&columns[s][i]);
         }
@@ -362,7 +362,7 @@ fn columns<L: Lanes, const Q: usize, const C: usize>(
         let mut v = [lanes.splat(0.0); C];
         for c in 0..C {
             if Q <= FEW {
-                prefetch(ahead, k * value_dim + column + c * LANES);
+                prefetch(ahead, 4 * (k * value_dim + column + c * LANES));
             }
             v[c] = lanes.load(&row[c]);
         }

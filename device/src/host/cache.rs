@@ -107,8 +107,8 @@ impl KvCache {
     pub fn reserve(&mut self, positions: usize) {
         for head in &mut self.heads {
             let keys = positions.next_multiple_of(KEYS) * self.key_dim;
-            head.keys.reserve(keys.saturating_sub(head.keys.len()));
-            head.values.reserve((positions * self.value_dim).saturating_sub(head.values.len()));
+            head.keys.reserve_exact(keys.saturating_sub(head.keys.len()));
+            head.values.reserve_exact((positions * self.value_dim).saturating_sub(head.values.len()));
         }
     }
 

@@ -9,6 +9,7 @@ mod w4a8;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use super::prefetch;
 use crate::engine::{Activations, LaunchError};
 use crate::pack::{Image, ScaleFormat, Storage};
 
@@ -126,11 +127,4 @@ fn scales<const FORMAT: u8>(bytes: &[u8]) -> __m512 {
             }
         }
     }
-}
-
-/// Asks for the cache line `distance` bytes behind the start of `of`; nothing happens where there is none.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn prefetch<T>(of: &T, distance: usize) {
-    _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(of).cast::<i8>().wrapping_add(distance));
 }

@@ -18,19 +18,6 @@ pub(crate) trait Lanes: Copy {
     fn add_product(self, sum: Self::V, a: Self::V, b: Self::V) -> Self::V;
 }
 
-/// Asks for the cache line at `values[at]`, which may lie behind the end; nothing happens where there is none.
-#[inline(always)]
-pub(crate) fn prefetch(values: &[f32], at: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every x86-64 has the instruction, and it may be given any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(at).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (values, at);
-}
-
 /// Any machine.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;

@@ -171,12 +171,15 @@ mod tests {
         assert_eq!(attn_ctx(&p, &v), array![[5.0, 5.0, 7.0, 7.0]]);
     }
 
-    // Two heads of two values, each with its own key head: the values stand side by side.
+    // Two heads of two values, each with its own key head: 1·10 + 2·1 = 12 and 3·100 + 4·1 = 304, and the values
+    // stand side by side.
     #[test]
     fn heads_stand_one_behind_the_other() {
         let p = tensor(array![[[1.0]], [[1.0]]]);
         let v = tensor(array![[[5.0, 6.0], [7.0, 8.0]]]);
         assert_eq!(attn_ctx(&p, &v), array![[5.0, 6.0, 7.0, 8.0]]);
+        let (q, k) = (tensor(array![[[1.0, 2.0], [3.0, 4.0]]]), tensor(array![[[10.0, 1.0], [100.0, 1.0]]]));
+        assert_eq!(attn_scores(&q, &k, 1.0, None), array![[[12.0]], [[304.0]]]);
     }
 
     // More keys than are multiplied side by side: key j is j, so q = 2 scores 2j.

@@ -6,7 +6,10 @@ use std::ops::Range;
 use super::{BF16, F16, F32, lanes, load_bytes, plane, repeat, scales, store_f32};
 use crate::engine::Activations;
 use crate::pack::{Q4Image, ScaleFormat};
-use crate::simd::rows;
+use crate::simd::{prefetch, rows};
+
+/// Bytes between the codes that are read and those that are asked for.
+const AHEAD: usize = 4096;
 
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn run(image: &Q4Image, a: &Activations, tiles: Range<usize>, y: &mut [f32]) {
@@ -66,6 +69,10 @@ fn block<const FORMAT: u8, const MINS: bool, const R: usize>(
         let (scale, bias, total): (&[_; R], &[_; R], &[_; R]) =
             (rows(&a.scale, at), rows(&a.bias, at), rows(&a.total, at));
         let octets: &[[[u8; 32]; 2]; 4] = bytemuck::cast_ref(bytes);
+        if R == 1 {
+            octets.iter().for_each(|octet| prefetch(octet, AHEAD));
+            prefetch(planes, AHEAD / 4);
+        }
         for h in 0..2 {
             let mut pairs = [_mm256_setzero_si256(); R];
             for j in 0..4 {

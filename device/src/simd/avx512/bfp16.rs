@@ -5,10 +5,10 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{load_bytes, prefetch, repeat, store_f32};
+use super::{load_bytes, repeat, store_f32};
 use crate::engine::Activations;
 use crate::pack::{Bfp16Image, TILE};
-use crate::simd::rows;
+use crate::simd::{prefetch, rows};
 
 /// Bytes between the mantissas that are read and those that are asked for.
 const AHEAD: usize = 4096;

@@ -6,10 +6,10 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{load_bytes, load_i32, prefetch, store_f32, store_i32};
+use super::{load_bytes, load_i32, store_f32, store_i32};
 use crate::engine::Activations;
 use crate::pack::{Int8Image, WIDE};
-use crate::simd::rows;
+use crate::simd::{prefetch, rows};
 
 /// Registers of sixteen outputs in a tile.
 const LANES: usize = WIDE / 16;

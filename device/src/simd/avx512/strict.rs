@@ -3,8 +3,9 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{load_f32, prefetch, store_f32};
+use super::{load_f32, store_f32};
 use crate::pack::{StrictImage, TILE};
+use crate::simd::prefetch;
 
 /// Columns of the image that are walked for every row before the next: 4 tiles of them and of their successors fit
 /// the first-level cache.

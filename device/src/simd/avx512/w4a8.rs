@@ -3,10 +3,10 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{BF16, F16, F32, load_bytes, plane, prefetch, repeat, scales, store_f32};
+use super::{BF16, F16, F32, load_bytes, plane, repeat, scales, store_f32};
 use crate::engine::Activations;
 use crate::pack::{Q4Image, ScaleFormat, TILE};
-use crate::simd::rows;
+use crate::simd::{prefetch, rows};
 
 /// Whether no, every or some outputs of a tile are symmetric.
 const PLAIN: u8 = 0;
