@@ -5,9 +5,9 @@
 //! ```
 //!
 //! writes the reference's values of a seeded prompt as a dump, judges it as a subject, and prints how large the dump and
-//! its largest tensor are, and how much memory became resident while it was judged: beside the state of the
-//! model and the values of one layer that does not grow with the dump, because a value is read where it is looked at. (Linux tells; the weights, which are mapped, count as
-//! far as they were touched before.)
+//! its largest tensor are, and how much memory became resident while it was judged. A value is read where it is looked
+//! at: what is held is the state of the model and the values of one layer, however large the dump. (Linux tells; the
+//! weights, which are mapped, count as far as they were touched before.)
 
 use conformance::cli::load::load;
 use conformance::contract::Contract;

@@ -239,7 +239,6 @@ fn a_device_mutant_is_seen_in_the_draft() {
     assert!(first.contains("layers.1."), "{first}: layer 1 is served the image of layer 0");
 }
 
-/// The walk's counts of one prompt, as JSON has them.
 /// The loop around the oracle's pair with each mistake that can be made in it: seen, and named from its walk.
 #[test]
 fn mistakes_of_the_loop_are_seen_and_named() {
@@ -247,6 +246,7 @@ fn mistakes_of_the_loop_are_seen_and_named() {
         ("spec-accept", "leaves the subject's own greedy text"),
         ("spec-accept:shifted", "counts 0 accepted of 3"),
         ("spec-accept:bonus", "pass 0 counts 4 accepted of 3, though its proposals and the text give 3"),
+        ("spec-accept:matches", "the loop"),
         ("spec-accept:index", "the loop"),
         ("spec-rollback", "the loop"),
         ("spec-stop-token", "leaves the subject's own greedy text"),
@@ -255,11 +255,29 @@ fn mistakes_of_the_loop_are_seen_and_named() {
         assert_eq!(code, 1, "{mistake}: {out}{err}");
         let line = out.lines().find(|line| line.starts_with("  draft ")).unwrap();
         assert!(line.contains("FAILED") && line.contains(said), "{mistake}: {line}");
+        // The draft itself is honest: no site of it is blamed.
+        let sites = out.lines().find_map(|line| line.strip_prefix("  sites      ")).unwrap();
+        let mut counts = sites.split_whitespace().filter_map(|word| word.parse::<usize>().ok());
+        assert!(counts.next() == counts.next() && !out.contains("no mutant explains"), "{mistake}: {out}");
         let named = line.split("walks as with ").nth(1).unwrap_or_else(|| panic!("{mistake}: {line}"));
         assert!(named.split(" or ").any(|name| name.trim() == mistake), "{mistake}: {line}");
     }
     let (code, _, err) = karat(&["verify", "llama", "--mutate", "spec-rollback"]);
     assert!(code == 2 && err.contains("it needs a pass that rejects"), "{code}: {err}");
+}
+
+/// A draft that walks: its choices have no spread of their own, and its path scores are those of the chosen ids.
+#[test]
+fn a_draft_that_selects_paths_is_judged_on_every_engine() {
+    for engine in ["f32", "int8", "w4a8", "w4a16", "bfp16"] {
+        let subject = format!("npu:{engine}");
+        let (code, out, err) = karat(&["verify", "path-pair", "--subject", &subject, "--format", "json"]);
+        assert_eq!(code, 0, "{engine}: {out}{err}");
+        let value: Value = serde_json::from_str(&out).unwrap();
+        let sites = value["results"][0]["sites"].as_array().unwrap();
+        let judged = |name: &str| sites.iter().any(|site| site["site"].as_str().unwrap().ends_with(name));
+        assert!(judged("path_scores") && judged("proposals"), "{engine}: no walk was judged");
+    }
 }
 
 /// A wrong op of a draft is written as a case that stands alone, like one of a model.
@@ -278,6 +296,7 @@ fn a_failing_op_of_a_draft_is_extracted() {
     assert_eq!(json["computes"]["mutant"], "norm-final-missing");
 }
 
+/// The walk's counts of one prompt, as JSON has them.
 fn walked(arguments: &[&str]) -> Value {
     let (code, out, err) = karat(&[&["draft", "--format", "json"], arguments].concat());
     assert_eq!(code, 0, "{err}");

@@ -100,7 +100,8 @@ fn a_limit_of_zero_passes_every_engine() {
     }
 }
 
-// Mistakes about layout, heads, masks, tails and rows: each gives a value that is off by 1/2 or more (router weights are halves), which nothing excuses.
+// Mistakes about layout, heads, masks, tails and rows: each gives a value that is off by 1/2 or more (router
+// weights are halves), which nothing excuses.
 #[test]
 fn a_limit_of_zero_fails_mistakes_of_structure() {
     for (name, mutants) in [

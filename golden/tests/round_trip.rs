@@ -73,7 +73,6 @@ fn reads_back_what_was_written() {
     assert_eq!(dump.summary("prefill.logits").unwrap().unwrap().argmax, [1, 0]);
 }
 
-// The prompt has two tokens, so the first step feeds position 2.
 // Twelve megabytes: the file is put together in more than one piece. Value i is i, which f32 holds below 2^24.
 #[test]
 fn values_of_a_long_tap_stay_in_their_places() {
@@ -88,6 +87,7 @@ fn values_of_a_long_tap_stay_in_their_places() {
     assert_eq!(read.iter().zip(&values).position(|(a, b)| a != b), None);
 }
 
+// The prompt has two tokens, so the first step feeds position 2.
 #[test]
 fn positions_follow_from_the_prompt() {
     let (_dir, path) = scratch();

@@ -118,7 +118,7 @@ pub fn markdown() -> String {
         let _ = writeln!(page, "| `{id}` | {what} | `{test}` |");
     }
     page.push_str(
-        "\n## Not made here\n\nRows of the published list of mistakes that have no realisation yet, and why.\n\n\
+        "\n## Not made here\n\nRows of the published list of mistakes that have no entry of their own above, and why.\n\n\
          | mutant | why |\n|---|---|\n",
     );
     for (id, why) in MISSING {

@@ -127,6 +127,17 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
     if let Some(dir) = &args.export {
         return vectors::export(dir, &cases, &chosen.contract, args.seed);
     }
+    if let Some(selection) = &chosen.selection {
+        let elsewhere = match (selection.edit, selection.in_loop) {
+            (Some(_), _) => Some("the package: karat verify PACKAGE"),
+            (_, Some(_)) => Some("the speculative loop: karat verify PAIR"),
+            _ => None,
+        };
+        if let Some(place) = elsewhere {
+            let mutant = selection.mutant.name();
+            return Err(CliError::Usage(format!("{mutant} is made in {place} --mutate {mutant}")));
+        }
+    }
     let mut subject = subject(&chosen)?;
     let options = Options { contract: &chosen.contract, seed: args.seed, arguments: args.subject.again() };
     let results: Vec<_> = cases.iter().map(|case| check(case, &mut subject, &options)).collect();

@@ -21,11 +21,8 @@ pub fn load(name: &str, golden: Option<&Path>, allowed: &[String]) -> Result<Loa
         return seeded_model(name, model, golden);
     }
     if let Some((target, draft)) = fixtures::seeded::pair(name) {
-        let (config, _) = DraftConfig::parse(&draft.config, &[])
-            .map_err(|source| CliError::Config { package: name.to_string(), source })?;
-        let weights = DraftWeights::load(&config, &draft)?;
         let mut loaded = seeded_model(name, target, golden)?;
-        loaded.draft = Some(Draft { config, weights });
+        loaded.draft = seeded_draft(name)?;
         if let Some(sources) = &mut loaded.sources {
             let config = draft.config.clone();
             sources.draft = Some(Source { config, tensors: Arc::new(draft), allowed: vec![] });
@@ -83,8 +80,20 @@ fn source(package: Package, allowed: &[String]) -> Source {
     Source { config, tensors: package.into_tensors(), allowed: allowed.to_vec() }
 }
 
+/// The draft of a seeded pair.
+fn seeded_draft(name: &str) -> Result<Option<Draft>, CliError> {
+    let Some((_, draft)) = fixtures::seeded::pair(name) else { return Ok(None) };
+    let (config, _) = DraftConfig::parse(&draft.config, &[])
+        .map_err(|source| CliError::Config { package: name.to_string(), source })?;
+    let weights = DraftWeights::load(&config, &draft)?;
+    Ok(Some(Draft { config, weights }))
+}
+
 /// Opens a draft: the folder itself, or the draft of a pair.
 pub fn load_draft(name: &str, allowed: &[String]) -> Result<(String, Draft), CliError> {
+    if let Some(draft) = seeded_draft(name)? {
+        return Ok((name.to_string(), draft));
+    }
     let package = Package::pair(name).map(|(_, draft)| draft).or_else(|_| Package::open(name))?;
     let called = if package.name() == "draft" { name } else { package.name() }.to_string();
     let parsed = DraftConfig::parse(package.config(), allowed);
@@ -118,6 +127,11 @@ pub fn contract(name: &str) -> Result<Contract, CliError> {
     }
     if !Path::new(name).is_file() {
         let known = Contract::NAMES.join(", ");
+        if name == "exact" {
+            return Err(CliError::Usage(format!(
+                "the contract exact is for models of whole numbers, which verify runs; here there are {known}, and files"
+            )));
+        }
         return Err(CliError::Usage(format!("no contract is called {name}; there are {known}, and files")));
     }
     let text = std::fs::read_to_string(name).map_err(|error| CliError::Io(name.to_string(), error))?;

@@ -139,7 +139,10 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
             (None, Some(golden)) => (vec![golden.manifest().prompt.clone()], false),
             (None, None) => match (&loaded.topk, &whole) {
                 (Some(topk), _) => (topk.runs.iter().map(|run| run.prompt.clone()).collect(), false),
-                (None, Some(model)) => (vec![model.seeded.prompt.clone()], false),
+                (None, Some(model)) => {
+                    check_length(&model.seeded.prompt, &loaded.config, args.tokens, &loaded.name)?;
+                    (vec![model.seeded.prompt.clone()], false)
+                }
                 (None, None) => {
                     let prompt = seeded_prompt(&loaded.config);
                     check_length(&prompt, &loaded.config, args.tokens, &loaded.name)?;

@@ -82,8 +82,17 @@ fn cases(result: &PackageResult) -> Vec<Case> {
         message: message.to_string(),
     };
     let reason = |text: &Option<String>| text.clone().unwrap_or_default();
+    let computes = result.explanation.as_ref().and_then(|found| found.named.as_ref());
+    let why: Vec<String> = [
+        result.reason.clone(),
+        computes.map(|named| format!("computes {}", named.formula)),
+        result.as_if.as_ref().map(|as_if| format!("as if {}", as_if.says)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let mut cases = vec![
-        case("verdict", result.verdict, &reason(&result.reason)),
+        case("verdict", result.verdict, &why.join("; ")),
         case("reference", result.reference.verdict, &reason(&result.reference.reason)),
     ];
     if let Some(logits) = &result.logits {

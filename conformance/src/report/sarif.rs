@@ -28,6 +28,7 @@ fn entry(result: &PackageResult) -> Value {
     let first = result.first_failure.as_ref().map_or(String::new(), |f| format!(", first at {}", f.site));
     let computes = result.explanation.as_ref().and_then(|e| e.named.as_ref());
     let computes = computes.map_or(String::new(), |named| format!(": computes {}", named.formula));
+    let as_if = result.as_if.as_ref().map_or(String::new(), |as_if| format!(": as if {}", as_if.says));
     let reason = result.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
     let beside: String = super::beside(result, 3).iter().map(|line| format!("; {line}")).collect();
     let level = match result.exit_code() {
@@ -39,7 +40,7 @@ fn entry(result: &PackageResult) -> Value {
         "ruleId": result.verdict.name(),
         "level": level,
         "message": {"text": format!(
-            "{} on {}: {}{first}{computes}{reason}{beside}. Again: {}",
+            "{} on {}: {}{first}{computes}{as_if}{reason}{beside}. Again: {}",
             result.subject, result.package, result.verdict.name(), result.repro
         )},
         "locations": [{"logicalLocations": [{

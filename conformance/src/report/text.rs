@@ -101,7 +101,7 @@ fn package(text: &mut String, result: &PackageResult, cost: bool) -> std::fmt::R
             (Some(named), next) => {
                 let next = next
                     .as_ref()
-                    .map_or(String::new(), |n| format!("; next best {} at {:.3}", n.mutant, n.z_rms));
+                    .map_or(String::new(), |n| format!("; next best {} at {}", n.mutant, rms(n.z_rms)));
                 writeln!(
                     text,
                     "  computes   {} ({}): reproduces it with rms z {:.3}{next}",
@@ -337,4 +337,9 @@ fn painted(verdict: Verdict) -> String {
     };
     let style = Style::new().bold().fg_color(Some(colour.into()));
     format!("{style}{}{style:#}", verdict.name())
+}
+
+/// A root mean square of z; where the limit is zero it can be of any size.
+fn rms(z: f64) -> String {
+    if z < 1e6 { format!("{z:.3}") } else { format!("{z:.1e}") }
 }

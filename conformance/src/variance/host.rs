@@ -245,7 +245,7 @@ pub fn carried(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<Option<ArrayD<f6
     match call {
         Call::Embed { .. } | Call::RopeTable { .. } | Call::Linear { .. } => Ok(None),
         // A choice does not move a little.
-        Call::RouterIndex { .. } => Ok(None),
+        Call::RouterIndex { .. } | Call::Candidates { .. } | Call::Pick { .. } => Ok(None),
         Call::Residual { x, branch, multiplier } => {
             let m2 = f64::from(*multiplier).powi(2);
             Ok(Some(indexed(r, |n| x.variance_at(n) + m2 * branch.variance_at(n))))

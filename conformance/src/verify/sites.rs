@@ -136,10 +136,11 @@ pub(super) fn judge_draft(
     let edited = edited_draft(loaded, options, &pair);
     let runner = match (options.mutate, options.subject) {
         (Some(selection), _) if selection.in_op() => Runner::Mutant(selection),
-        (Some(Selection { in_loop: Some(_), .. }), _) => Runner::Reference,
+        // The loop is at fault, or the target: the draft itself is honest.
+        (Some(Selection { in_loop: Some(_), .. }), _) => Runner::Edited(&pair),
         (Some(selection), _) if selection.edit.is_some() => match &edited {
             Some(edited) => Runner::Edited(edited),
-            None => Runner::Reference,
+            None => Runner::Edited(&pair),
         },
         (_, SubjectSpec::Npu(engine, _)) => Runner::Npu(*engine, fault.clone()),
         (None, SubjectSpec::Reference) => Runner::Reference,
