@@ -132,15 +132,19 @@ impl Fault for Flaky {
     }
 }
 
+/// A seeded model, loaded.
+fn loaded_of(model: &seeded::Seeded) -> Loaded {
+    let config = Config::parse(&model.config, &[]).unwrap().config;
+    let weights = Weights::load(&config, model).unwrap();
+    let reference = Model::new(config.clone(), weights.clone());
+    let (name, draft) = (model.name.clone(), None);
+    Loaded { name, config, weights, model: reference, golden: None, topk: None, draft, sources: None }
+}
+
 #[test]
 fn bytes_that_change_between_runs_are_reported() {
     let model = seeded::heads_6_2(1);
-    let config = Config::parse(&model.config, &[]).unwrap().config;
-    let weights = Weights::load(&config, &model).unwrap();
-    let reference = Model::new(config.clone(), weights.clone());
-    let (name, draft) = (model.name.clone(), None);
-    let loaded =
-        Loaded { name, config, weights, model: reference, golden: None, topk: None, draft, sources: None };
+    let loaded = loaded_of(&model);
     let contract = Contract::named("f32").unwrap();
     let subject = SubjectSpec::Npu(Engine::F32, Default::default());
     let mutant = Selection::parse("pack-tile-order").unwrap().mutant;
@@ -157,6 +161,54 @@ fn bytes_that_change_between_runs_are_reported() {
     assert!(first.site.starts_with("prefill.layers.1."), "{}", first.site);
     assert_eq!((first.runs.clone(), first.first.row, first.first.col), (vec![2], 0, 3));
     assert!(result.reason.unwrap().contains("from run to run"));
+}
+
+// The NPU path gives the same bytes however a prompt is cut, in every kind of state: keys and values, convolutions,
+// recurrent states.
+#[test]
+fn an_honest_path_does_not_see_the_cuts() {
+    for package in ["llama", "qwen3_5"] {
+        let (code, report) = json(&["verify", package, "--pieces"]);
+        let pieces = report["results"][0]["pieces"].as_array().unwrap();
+        let of = |key: &str| pieces.iter().map(|p| p[key].clone()).collect::<Vec<_>>();
+        assert_eq!((code, of("tokens")), (0, vec![json!(1), json!(3), json!(7), json!(16)]), "{package}");
+        assert_eq!(
+            (of("changed"), of("verdict")),
+            (vec![json!([]); 4], vec![json!("PASSED"); 4]),
+            "{package}"
+        );
+        assert!(pieces.iter().all(|p| p["compared"].as_u64().unwrap() > 40), "{package}");
+    }
+    let (code, _, error) = karat(&["verify", "llama", "--pieces=0"]);
+    assert!(code == 2 && error.contains("pieces of 1 token or more"), "{error}");
+}
+
+/// Rotates every row behind the first pass as if it stood one position earlier.
+struct LateRotation;
+
+impl Fault for LateRotation {
+    fn position(&self, _: usize, row: usize, position: usize) -> usize {
+        if position == row { position } else { position - 1 }
+    }
+}
+
+// One pass over the whole prompt does not show the mistake; a prompt in pieces does.
+#[test]
+fn a_mistake_between_passes_shows_in_pieces() {
+    let model = seeded::heads_6_2(1);
+    let loaded = loaded_of(&model);
+    let contract = Contract::named("f32").unwrap();
+    let subject = SubjectSpec::Npu(Engine::F32, Default::default());
+    let mutant = Selection::parse("pack-tile-order").unwrap().mutant;
+    let fault: fn() -> Arc<dyn Fault> = || Arc::new(LateRotation);
+    let selection = Selection { mutant, site: None, fault: Some(fault), edit: None, in_loop: None };
+    let options = Options { mutate: Some(&selection), steps: 0, ..Options::new(&subject, &contract) };
+    let whole = verify(&loaded, &model.prompt, &options, String::new()).unwrap();
+    assert_ne!(whole.verdict, Verdict::Failed);
+    let result = verify(&loaded, &model.prompt, &Options { pieces: &[3], ..options }, String::new()).unwrap();
+    assert_eq!((result.verdict, result.pieces[0].verdict), (Verdict::Failed, Verdict::Failed));
+    assert_eq!(result.first_failure.unwrap().site, "piece1.layers.0.q_rope");
+    assert!(result.pieces[0].changed.contains(&"layers.0.q_rope".to_string()));
 }
 
 fn known(dir: &TempDir, entries: &Value) -> String {

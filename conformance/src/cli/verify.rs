@@ -61,6 +61,11 @@ pub struct Args {
     /// Run the subject this often and report what changes between runs.
     #[arg(long, value_name = "N", default_value_t = 1)]
     repeat: usize,
+    /// Feed the prompt again in pieces of so many tokens, 1, 3, 7 and 16 where none are named: every way is judged, and
+    /// held against the prompt at once.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_values = ["1", "3", "7", "16"])]
+    pieces: Vec<usize>,
     /// Put every layer's own error alone into the reference: its share of the final logit error.
     #[arg(long)]
     budget: bool,
@@ -105,6 +110,12 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
             args.repeat
         )));
     }
+    if args.pieces.contains(&0) || !args.pieces.is_empty() && matches!(subject, SubjectSpec::Dump(_)) {
+        return Err(CliError::Usage(format!(
+            "--pieces {:?}: expected a subject that can be run, and pieces of 1 token or more",
+            args.pieces
+        )));
+    }
     let packages = if args.packages.is_empty() { bundled_models() } else { args.packages.clone() };
     let one_package =
         args.golden.is_some() || args.prompt_ids.is_some() || matches!(subject, SubjectSpec::Dump(_));
@@ -120,6 +131,7 @@ pub fn run(args: &Args, format: Format) -> Result<Outcome, CliError> {
         steps: args.tokens,
         pictures: format == Format::Html,
         repeat: args.repeat,
+        pieces: &args.pieces,
         budget: args.budget,
         extract: args.extract.is_some(),
         ..Options::new(&subject, &contract)

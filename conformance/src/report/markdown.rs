@@ -60,6 +60,15 @@ fn measured(text: &mut String, result: &PackageResult) {
         let (changed, taps, runs) = (repeat.changed.len(), repeat.taps, repeat.runs);
         let _ = writeln!(text, "- {}: {changed} of {taps} taps change in {runs} runs{first}", result.package);
     }
+    for pieces in &result.pieces {
+        let (tokens, verdict) = (pieces.tokens, pieces.verdict.name());
+        let (changed, compared) = (pieces.changed.len(), pieces.compared);
+        let package = &result.package;
+        let _ = writeln!(
+            text,
+            "- {package}: in pieces of {tokens} {verdict}, {changed} of {compared} sites have other bytes"
+        );
+    }
     if let Some(baseline) = &result.baseline {
         let first = baseline.first_worse.as_ref().map_or(String::new(), |w| format!(", first `{}`", w.site));
         let _ = writeln!(

@@ -189,6 +189,19 @@ fn measured(text: &mut String, result: &PackageResult) -> std::fmt::Result {
             )?;
         }
     }
+    for pieces in &result.pieces {
+        let bytes = match &pieces.changed[..] {
+            [] => "the same bytes".to_string(),
+            [first, ..] => format!("other bytes at {} of them, {first} for one", pieces.changed.len()),
+        };
+        writeln!(
+            text,
+            "  in pieces  of {}: {} · {} sites of the prompt compared, {bytes}",
+            pieces.tokens,
+            painted(pieces.verdict),
+            pieces.compared
+        )?;
+    }
     if let Some(baseline) = &result.baseline {
         writeln!(
             text,

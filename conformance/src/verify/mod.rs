@@ -6,6 +6,7 @@ mod conclude;
 mod logits;
 mod mutate;
 mod pictures;
+mod pieces;
 mod reference;
 mod repeat;
 mod result;
@@ -17,6 +18,7 @@ pub use baseline::{Baseline, Worse};
 pub use budget::{LayerBudget, Part};
 pub use logits::NEAR_TIE_SIGMAS;
 pub use mutate::one_at_a_time;
+pub use pieces::Pieces;
 pub use repeat::{Changed, Repeat, Tile};
 pub use result::{
     FirstFailure, Flip, LogitsResult, PackageResult, Position, ReferenceResult, Span, WorstSite,
@@ -58,6 +60,8 @@ pub struct Options<'a> {
     pub pictures: bool,
     /// How often the subject is run; a dump and a kernel of this process are run once.
     pub repeat: usize,
+    /// Tokens of the pieces in which the prompt is fed again, a run each.
+    pub pieces: &'a [usize],
     /// Whether to measure what every layer's own error does to the logits.
     pub budget: bool,
     /// Whether to keep the first failing op with all that it was judged on.
@@ -76,6 +80,7 @@ impl<'a> Options<'a> {
             steps: 4,
             pictures: false,
             repeat: 1,
+            pieces: &[],
             budget: false,
             extract: false,
         }
@@ -260,6 +265,9 @@ fn judged(
     }
     if options.repeat > 1 && repeatable && result.verdict < Verdict::Crashed {
         repeat::again(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
+    }
+    if repeatable && result.verdict < Verdict::Crashed {
+        pieces::fed(loaded, options, &passes, &ran, &mut result).map_err(weights_at_fault)?;
     }
     Ok(result)
 }

@@ -1,6 +1,6 @@
 //! What verifying one package gives.
 
-use super::{Baseline, LayerBudget, Options, Repeat};
+use super::{Baseline, LayerBudget, Options, Pieces, Repeat};
 use crate::cost::CostPerToken;
 use crate::draft::passes::LoopResult;
 use crate::edits::AsIf;
@@ -178,6 +178,9 @@ pub struct PackageResult {
     /// What changed between runs, where the subject was run more than once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeat: Option<Repeat>,
+    /// What became of the prompt fed in pieces.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub pieces: Vec<Pieces>,
     /// The same sites of another subject.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub baseline: Option<Baseline>,
@@ -250,6 +253,7 @@ impl PackageResult {
             as_if: None,
             cost: None,
             repeat: None,
+            pieces: vec![],
             baseline: None,
             budget: None,
             mutated: None,
