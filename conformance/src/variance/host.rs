@@ -289,6 +289,9 @@ fn add_squares(total: &mut ArrayD<f64>, moved: &ArrayD<f64>, r: &ArrayD<f64>, we
     });
 }
 
+/// Results of fewer elements are faster made than a thread is woken.
+const WORTH_A_THREAD: usize = 1 << 13;
+
 /// How many random perturbations stand for an input's errors where no formula is written down.
 const PROBES: usize = 24;
 
@@ -310,10 +313,14 @@ fn probed(call: &Call<Bounded>, r: &ArrayD<f64>) -> Result<ArrayD<f64>, NonFinit
                 operands.map(|(o, operand)| kind.perturbed(operand, (probe * 16 + o) as u64)).collect();
             evaluate(&call.with(&operands))
         };
+        let weight = 1.0 / (PROBES as f64 * kind.enlarged().powi(2));
         // No more results are held than threads make at a time.
-        for probes in probes.chunks(rayon::current_num_threads()) {
-            let moved: Vec<ArrayD<f64>> = probes.par_iter().map(probe).collect::<Result<_, _>>()?;
-            let weight = 1.0 / (PROBES as f64 * kind.enlarged().powi(2));
+        let at_once = if r.len() < WORTH_A_THREAD { 1 } else { rayon::current_num_threads() };
+        for probes in probes.chunks(at_once) {
+            let moved: Vec<ArrayD<f64>> = match probes {
+                [one] => vec![probe(one)?],
+                _ => probes.par_iter().map(probe).collect::<Result<_, _>>()?,
+            };
             moved.iter().for_each(|moved| add_squares(&mut total, moved, r, weight));
         }
     }

@@ -3,7 +3,7 @@
 use super::{Tensor, rows};
 use crate::products;
 use crate::sum::sum;
-use ndarray::{Array2, Array3, ArrayView3, Axis};
+use ndarray::{Array2, Array3, ArrayView3, ArrayViewMut2, Axis};
 use rayon::prelude::*;
 
 /// How far back, or forward, a token may look.
@@ -99,7 +99,7 @@ pub fn attn_probs(scores: &Tensor, mask: Mask, sinks: Option<&[f32]>) -> Array3<
         assert_eq!(sinks.len(), num_heads, "attn_probs: sinks against heads");
     }
     let mut p = Array3::zeros((num_heads, tokens, keys));
-    p.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(|(h, mut p)| {
+    let of_head = |(h, mut p): (usize, ArrayViewMut2<f64>)| {
         let sink = sinks.map(|s| f64::from(s[h]));
         for t in 0..tokens {
             let seen = || (0..keys).filter(|&j| mask.sees(t, j));
@@ -113,7 +113,13 @@ pub fn attn_probs(scores: &Tensor, mask: Mask, sinks: Option<&[f32]>) -> Array3<
                 p[[t, j]] /= total;
             }
         }
-    });
+    };
+    // Few probabilities are faster made than a thread is woken.
+    if scores.len() < 1 << 13 {
+        p.axis_iter_mut(Axis(0)).enumerate().for_each(of_head);
+    } else {
+        p.axis_iter_mut(Axis(0)).into_par_iter().enumerate().for_each(of_head);
+    }
     p
 }
 

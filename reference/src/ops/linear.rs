@@ -62,14 +62,21 @@ fn turned(by_output: &Array2<f64>) -> Array2<f64> {
     let (out, tokens) = by_output.dim();
     let from = by_output.as_slice().expect("linear: outputs in order");
     let mut y = vec![0.0; tokens * out];
-    y.par_chunks_mut((ROWS * out).max(1)).enumerate().for_each(|(part, y)| {
+    let fill = |(part, y): (usize, &mut [f64])| {
         let count = y.len() / out;
         for (o, sums) in from.chunks_exact(tokens).enumerate() {
             for (t, sum) in sums[part * ROWS..][..count].iter().enumerate() {
                 y[t * out + o] = *sum;
             }
         }
-    });
+    };
+    let rows = (ROWS * out).max(1);
+    // Few outputs are faster turned than a thread is woken.
+    if tokens * out < 1 << 13 {
+        y.chunks_mut(rows).enumerate().for_each(fill);
+    } else {
+        y.par_chunks_mut(rows).enumerate().for_each(fill);
+    }
     Array2::from_shape_vec((tokens, out), y).expect("linear: one value an output")
 }
 
