@@ -123,17 +123,7 @@ fn failing() -> PackageResult {
     let package = fixtures::Package::open("llama").unwrap();
     let config = Config::parse(package.config(), &[]).unwrap().config;
     let weights = Weights::load(&config, package.tensors()).unwrap();
-    let model = reference::Model::new(config.clone(), weights.clone());
-    let loaded = Loaded {
-        name: "llama".into(),
-        config,
-        weights,
-        model,
-        golden: None,
-        topk: None,
-        draft: None,
-        sources: None,
-    };
+    let loaded = Loaded::new("llama", config, weights);
     let (subject, contract) = ("npu".parse().unwrap(), Contract::named("int8").unwrap());
     let mutate = Selection::parse("residual-wrong:doubled").unwrap();
     let options =

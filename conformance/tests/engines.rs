@@ -11,7 +11,6 @@ use conformance::verify::{Loaded, Options, PackageResult, verify};
 use device::Engine;
 use fixtures::{Package, bundled};
 use golden::Dump;
-use reference::Model;
 use spec::families::moe_decoder::FeedForward;
 use spec::{Config, Matrix, Site, Weights};
 
@@ -21,12 +20,7 @@ fn loaded(name: &str) -> (Loaded, Vec<u32>) {
     let prompt = golden.manifest().prompt.clone();
     let config = Config::parse(package.config(), &[]).unwrap().config;
     let weights = Weights::load(&config, package.tensors()).unwrap();
-    let model = Model::new(config.clone(), weights.clone());
-    let name = name.to_string();
-    (
-        Loaded { name, config, weights, model, golden: Some(golden), topk: None, draft: None, sources: None },
-        prompt,
-    )
+    (Loaded { golden: Some(golden), ..Loaded::new(name, config, weights) }, prompt)
 }
 
 fn run((package, prompt): &(Loaded, Vec<u32>), subject: &str) -> PackageResult {
@@ -75,20 +69,9 @@ fn a_long_rope_beyond_its_original_context() {
     let model = fixtures::seeded::long_rope(7);
     let config = Config::parse(&model.config, &[]).unwrap().config;
     let weights = Weights::load(&config, &model).unwrap();
-    let reference = Model::new(config.clone(), weights.clone());
-    let name = model.name.clone();
     let prompt = model.prompt.clone();
     assert!(prompt.len() > 16);
-    let package = Loaded {
-        name,
-        config,
-        weights,
-        model: reference,
-        golden: None,
-        topk: None,
-        draft: None,
-        sources: None,
-    };
+    let package = Loaded::new(&model.name, config, weights);
     let result = run(&(package, prompt), "npu:int8");
     assert_eq!(result.exit_code(), 0, "{:?}", result.first_failure.map(|failure| failure.site));
 }

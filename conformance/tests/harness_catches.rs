@@ -10,23 +10,12 @@ use device::Engine;
 use fixtures::Package;
 use fixtures::seeded::{self, Seeded};
 use golden::Dump;
-use reference::Model;
 use spec::{Config, Tensors, Weights};
 
 fn loaded(name: &str, config: &serde_json::Map<String, serde_json::Value>, tensors: &dyn Tensors) -> Loaded {
     let config = Config::parse(config, &[]).unwrap().config;
     let weights = Weights::load(&config, tensors).unwrap();
-    let model = Model::new(config.clone(), weights.clone());
-    Loaded {
-        name: name.to_string(),
-        config,
-        weights,
-        model,
-        golden: None,
-        topk: None,
-        draft: None,
-        sources: None,
-    }
+    Loaded::new(name, config, weights)
 }
 
 fn bundled_package(name: &str) -> (Loaded, Vec<u32>) {

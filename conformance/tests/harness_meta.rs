@@ -223,16 +223,7 @@ fn flat_fixtures_are_mistrusted() {
     assert_eq!(survivor.why, "square and symmetric");
     assert!(survivor.sites.contains(&"layers.1.q_proj".to_string()));
 
-    let loaded = Loaded {
-        name: "mirrored".into(),
-        config,
-        weights,
-        model,
-        golden: None,
-        topk: None,
-        draft: None,
-        sources: None,
-    };
+    let loaded = Loaded::new("mirrored", config, weights);
     let subject = SubjectSpec::Npu(device::Engine::Int8, Default::default());
     let options = Options { steps: 1, ..Options::new(&subject, &contract) };
     let result = verify(&loaded, &prompt, &options, "karat verify".into()).unwrap();

@@ -8,7 +8,6 @@ use conformance::passes::Pass;
 use conformance::subject::SubjectSpec;
 use conformance::verify::{Loaded, Options, PackageResult, verify, whole_numbers};
 use fixtures::integers::{self, Trace};
-use reference::Model;
 use spec::{Config, Site, Weights};
 use tempfile::TempDir;
 
@@ -18,21 +17,7 @@ fn loaded(name: &str) -> (Loaded, integers::Integers) {
     let model = integers::named(name).unwrap();
     let config = Config::parse(&model.seeded.config, &[]).unwrap().config;
     let weights = Weights::load(&config, &model.seeded).unwrap();
-    let reference = Model::new(config.clone(), weights.clone());
-    let name = name.to_string();
-    (
-        Loaded {
-            name,
-            config,
-            weights,
-            model: reference,
-            golden: None,
-            topk: None,
-            draft: None,
-            sources: None,
-        },
-        model,
-    )
+    (Loaded::new(name, config, weights), model)
 }
 
 /// Every value of a subject against the trace; the sites that were compared.

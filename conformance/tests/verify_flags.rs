@@ -9,7 +9,6 @@ use conformance::subject::SubjectSpec;
 use conformance::verify::{Loaded, Options, verify};
 use device::{Engine, Fault, Key};
 use fixtures::seeded;
-use reference::Model;
 use serde_json::{Value, json};
 use spec::{Config, Weights};
 use std::path::Path;
@@ -136,9 +135,7 @@ impl Fault for Flaky {
 fn loaded_of(model: &seeded::Seeded) -> Loaded {
     let config = Config::parse(&model.config, &[]).unwrap().config;
     let weights = Weights::load(&config, model).unwrap();
-    let reference = Model::new(config.clone(), weights.clone());
-    let (name, draft) = (model.name.clone(), None);
-    Loaded { name, config, weights, model: reference, golden: None, topk: None, draft, sources: None }
+    Loaded::new(&model.name, config, weights)
 }
 
 #[test]

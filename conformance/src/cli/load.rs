@@ -149,11 +149,9 @@ fn seeded_model(
         .config;
     let weights = Weights::load(&config, &model)?;
     let golden = golden.map(Dump::open).transpose()?;
-    let reference = Model::new(config.clone(), weights.clone());
     let source = Source { config: model.config.clone(), tensors: Arc::new(model), allowed: vec![] };
     let sources = Some(Sources { target: source, draft: None });
-    let name = name.to_string();
-    Ok(Loaded { name, model: reference, config, weights, golden, topk: None, draft: None, sources })
+    Ok(Loaded { golden, sources, ..Loaded::new(name, config, weights) })
 }
 
 /// Refuses a golden that was made from other weights.

@@ -21,6 +21,7 @@ use reference::models::Draft;
 use reference::{Call, Model, Tensor};
 use serde_json::{Map, Value};
 use spec::families::draft::{DraftConfig, DraftWeights};
+use spec::matrix::Values;
 use spec::{Config, LoadError, Rows, Site, Tensors, Weights};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -135,7 +136,7 @@ impl Source {
                         && self.values(&name).is_some_and(|(_, before)| before != values)
                     {
                         let inner = self.tensors.shape(&name)?.last().copied()?;
-                        changed.insert(name, Arc::new(Held { inner, values }));
+                        changed.insert(name, Arc::new(Values::new(inner, values)));
                     }
                 }
                 if changed.is_empty() {
@@ -229,7 +230,7 @@ fn differences(path: &str, before: &Map<String, Value>, after: &Map<String, Valu
 /// Tensors of which some hold other values.
 struct Changed {
     inner: Arc<dyn Tensors>,
-    changed: BTreeMap<String, Arc<Held>>,
+    changed: BTreeMap<String, Arc<Values>>,
 }
 
 impl Tensors for Changed {
@@ -250,34 +251,6 @@ impl Tensors for Changed {
 
     fn file(&self, name: &str) -> PathBuf {
         self.inner.file(name)
-    }
-}
-
-/// Values in f32, row after row.
-struct Held {
-    inner: usize,
-    values: Vec<f32>,
-}
-
-impl Rows for Held {
-    fn rows(&self) -> usize {
-        self.values.len() / self.inner.max(1)
-    }
-
-    fn inner(&self) -> usize {
-        self.inner
-    }
-
-    fn decode(&self, row: usize, into: &mut [f32]) {
-        into.copy_from_slice(&self.values[row * self.inner..][..self.inner]);
-    }
-
-    fn format(&self) -> &str {
-        "F32"
-    }
-
-    fn row_bytes(&self) -> usize {
-        4 * self.inner
     }
 }
 

@@ -107,6 +107,22 @@ pub struct Loaded {
     pub sources: Option<Sources>,
 }
 
+impl Loaded {
+    /// A model alone: without a golden, without a draft.
+    pub fn new(name: &str, config: Config, weights: Weights) -> Loaded {
+        Loaded {
+            name: name.to_string(),
+            model: Model::new(config.clone(), weights.clone()),
+            config,
+            weights,
+            golden: None,
+            topk: None,
+            draft: None,
+            sources: None,
+        }
+    }
+}
+
 /// Why a package cannot be verified at all.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {

@@ -99,7 +99,7 @@ impl Matrix {
     /// A matrix of given values, row after row: for tests and for weights that a program makes.
     pub fn from_values(name: &str, out: usize, inner: usize, values: Vec<f32>) -> Self {
         assert_eq!(values.len(), out * inner, "matrix {name}: number of values against shape");
-        Self::new(name, Arc::new(Values { inner, values }))
+        Self::new(name, Arc::new(Values::new(inner, values)))
     }
 
     /// The tensor's name, for messages.
@@ -261,9 +261,21 @@ impl std::fmt::Debug for Matrix {
     }
 }
 
-struct Values {
+/// Values in f32, row after row: what a program makes instead of reading it.
+pub struct Values {
     inner: usize,
     values: Vec<f32>,
+}
+
+impl Values {
+    /// Rows of `inner` values.
+    ///
+    /// # Panics
+    /// If the values are no whole number of rows.
+    pub fn new(inner: usize, values: Vec<f32>) -> Values {
+        assert!(values.len().is_multiple_of(inner.max(1)), "values: {} in rows of {inner}", values.len());
+        Values { inner, values }
+    }
 }
 
 impl Rows for Values {
